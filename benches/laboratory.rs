@@ -1,5 +1,5 @@
-//! Measurements for the project's own figures, which `benches/bench.py` collects: parts of a cold start, the usual
-//! schedule of the bare runtime, the decoding loop against its session, HTTP latencies, reading of bundles and rows.
+//! Measurements for the project's own figures, collected by `benches/bench.py`: cold-start phases, the bare runtime's
+//! usual schedule, the decoding loop against its session, HTTP latencies, bundle and row reading.
 //!
 //! Each command prints one JSON value.
 
@@ -56,22 +56,22 @@ usage: laboratory parts BUNDLE            milliseconds of the parts of a cold st
        laboratory rows                    microseconds to read and write a row";
 
 const SHORT: &str = "What is deep learning?";
-/// The rows of a batch of the runtime.
+/// Batch size for the runtime.
 const ROWS: usize = 32;
-/// The requests or runs of a latency measurement; the first tenth warms up.
+/// Requests or runs per latency measurement; the first tenth warms up.
 const TURNS: usize = 400;
-/// The rows of the file that is read and written.
+/// Rows in the file that is read and written.
 const FILE_ROWS: usize = 200_000;
-/// The number of texts for static embeddings, and of the words of each.
+/// Texts for static embeddings, and words per text.
 const SHORT_TEXTS: usize = 50_000;
 const SHORT_WORDS: usize = 12;
-/// The text to translate, in any language, and the number of generated tokens.
+/// The text to translate, in any language, and the number of tokens to generate.
 const TEXT: &str = "The next train leaves from platform four at half past nine, so please be there on time.";
 const TOKENS: usize = 32;
-/// Repetitions of a decoding; the first ones warm up.
+/// Repetitions per decoding; the first ones warm up.
 const ROUNDS: usize = 24;
 const WARM_UP: usize = 4;
-/// The texts whose kinds of vectors are measured, their length, and repetitions, of which the first one warms up.
+/// Texts for the vector-kind measurement, their length, and repetitions; the first repetition warms up.
 const KIND_TEXTS: usize = 16;
 const KIND_CHARACTERS: usize = 100;
 const KIND_ROUNDS: usize = 6;
@@ -119,7 +119,7 @@ fn encode(tokenizer: &Tokenizer, bundle: &Bundle, text: &str) -> Encoding {
     tokenizer.encode(text, limit, Truncation::At(Side::Right)).unwrap()
 }
 
-/// The parts of a cold start that no program avoids, and reading the tokenizer, which can run concurrently.
+/// Cold-start phases that no program avoids, and reading the tokenizer, which can run concurrently.
 fn parts(bundle: &Bundle) -> Result<Value> {
     let mut started = Instant::now();
     let mut lap = || ms(std::mem::replace(&mut started, Instant::now()).elapsed());
@@ -182,7 +182,7 @@ fn single(bundle: &Bundle) -> Result<Value> {
     Ok(latency((0..TURNS).map(run)))
 }
 
-/// The median latency of requests on one connection, from files in turn.
+/// Median request latency on one connection; sends the files in turn.
 fn ask(address: &str, files: &[&str]) -> Result<Value> {
     let requests: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     let stream = TcpStream::connect(address).unwrap();
@@ -246,7 +246,7 @@ fn decode(bundle: &Path) -> Result<Value> {
     Ok(figures.into())
 }
 
-/// The engine that generates the tokens of a decoding.
+/// What generates the tokens.
 enum Steps {
     /// The decoding loop.
     Loop,
@@ -254,7 +254,7 @@ enum Steps {
     Session { tokens: Vec<i64>, rows: usize },
 }
 
-/// The duration of the steps, without that of the encoder, and the tokens that were fed.
+/// Duration of the steps without the encoder, and the tokens fed.
 async fn decode_once(
     backend: &dyn Seq2SeqBackend,
     decoding: &Decoding,
@@ -291,7 +291,7 @@ async fn decode_once(
     Ok(receiver.recv().unwrap())
 }
 
-/// The rate of the `tokenizers` crate and the mean of a table's rows, on one thread.
+/// `tokenizers` throughput and time to average a table's rows, on one thread.
 fn table(folder: &Path) -> Result<Value> {
     let read = |name: &str| fs::read(folder.join(name)).unwrap();
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(read("tokenizer.json")).unwrap();
@@ -320,13 +320,13 @@ fn table(folder: &Path) -> Result<Value> {
     Ok(median((0..5).map(pass).collect()).into())
 }
 
-/// Texts of 12 words.
+/// Texts with 12 words each.
 fn short_texts() -> Vec<String> {
     let words: Vec<&str> = SENTENCES.split_whitespace().collect();
     words.chunks_exact(SHORT_WORDS).map(|words| words.join(" ")).cycle().take(SHORT_TEXTS).collect()
 }
 
-/// The scores of documents. The file has the vectors of a query and those of each document.
+/// Document scores for late interaction. The file contains the vectors for a query and each document.
 fn late(file: &str) -> Result<Value> {
     type Vectors = Vec<Vec<f32>>;
     let (query, documents): (Vectors, Vec<Vectors>) =
@@ -345,8 +345,7 @@ fn late(file: &str) -> Result<Value> {
     Ok(json!({ "ms": latency((0..TURNS).map(run)), "scores": score() }))
 }
 
-/// The time per text of all kinds of vectors from one run, of one kind after the other, and of a model that has only dense
-/// vectors.
+/// Time per text for all vector kinds from one run, for one kind after the other, and for a dense-only model.
 fn kinds(bundles: [&Path; 2]) -> Result<Value> {
     let models = bundles.map(|bundle| bundle.to_owned().into()).into();
     let models = Model::open_all(&Config { models, ..config() })?;
@@ -415,7 +414,7 @@ fn rows() -> Result<Value> {
     Ok(median((0..3).map(pass).collect()).into())
 }
 
-/// The median of milliseconds without those of the warm-up.
+/// Median in milliseconds, without the warm-up.
 fn latency(times: impl Iterator<Item = f64>) -> Value {
     median(times.skip(TURNS / 10).collect()).into()
 }

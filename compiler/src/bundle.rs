@@ -35,19 +35,19 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// A bundle in a folder inside of the scratch folder.
+/// A bundle in a folder inside the scratch folder.
 pub(super) struct Written {
     pub(super) folder: PathBuf,
-    /// The cost of both forms if the weights were quantized.
+    /// Cost before and after, if the weights were quantized.
     pub(super) comparison: Option<Comparison>,
-    /// Why its precision is not the default, and the head that is left out.
+    /// Why its precision is not the default, and which head is left out.
     pub(super) note: Option<String>,
-    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    /// Tasks as plausible as the bundle's, if none was requested.
     pub(super) other_tasks: Vec<Task>,
 }
 
-/// Writes the bundle of a plan. Unless a precision was requested, an encoder whose quality in int8 is below the floor is
-/// written in blocks, if that is better.
+/// Writes a plan's bundle. Unless a precision was requested, an encoder with int8 quality below the floor is written
+/// with block quantization, if that is better.
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let (written, shortfall) = write_in(build, None)?;
@@ -71,7 +71,7 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
-/// Writes the bundle of a plan, with the reason for its precision. Returns it with a shortfall of its quality.
+/// Writes a plan's bundle, with the reason for its precision. Returns it with its quality shortfall, if any.
 fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
     let Build { plan, scratch, progress, .. } = build;
     progress.stage("read the weights", 1);
@@ -163,7 +163,7 @@ fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option
     ))
 }
 
-/// The formats of models.
+/// Model formats.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Format {
     Bergamot,
@@ -174,7 +174,7 @@ enum Format {
     Export,
 }
 
-/// Checks the keys of all files of the model; returns the warnings about those that the plan allows.
+/// Checks the keys in all model files; returns warnings about keys that the plan allows.
 fn check_keys(plan: &Plan) -> Result<Vec<String>> {
     let kind = match format(plan)? {
         Format::Bergamot => return Ok(Vec::new()),
@@ -206,7 +206,7 @@ fn open(build: Build<'_>) -> Result<Source<'_>> {
     }
 }
 
-/// The format of the model in the plan's folder.
+/// Detects the model format in the plan's folder.
 fn format(plan: &Plan) -> Result<Format> {
     let (folder, transformer) = (&plan.folder, &plan.transformer()?);
     if bergamot::is_in(folder) {
@@ -234,7 +234,7 @@ fn format(plan: &Plan) -> Result<Format> {
     }
 }
 
-/// Whether `folder` has the weights of a supported encoder. Those of other models are ignored if there is an export.
+/// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
 fn is_supported(folder: &Path) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
 }
@@ -243,7 +243,7 @@ fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {
     Ok(Session::open(runtime, graph, NonZeroUsize::MIN)?.signature().clone())
 }
 
-/// The form of the weights that a plan writes.
+/// The weight form to write.
 fn form(plan: &Plan, source: &Source<'_>) -> WeightForm {
     let kind = match source.settings {
         _ if source.is_quantized => ModelKind::Export,
@@ -254,7 +254,7 @@ fn form(plan: &Plan, source: &Source<'_>) -> WeightForm {
     WeightForm::new(plan.precision, source.engine, kind)
 }
 
-/// The manifest of the bundle in `folder`.
+/// The manifest for the bundle in `folder`.
 fn manifest(
     plan: &Plan,
     task: Task,

@@ -1,4 +1,4 @@
-//! Tokenizers of byte pairs in the files of their slow form: `vocab.json` and `merges.txt` of RoBERTa and BART.
+//! Byte-pair tokenizers in slow form: RoBERTa's and BART's `vocab.json` and `merges.txt`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -16,16 +16,16 @@ use kivu::{
 
 const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
-/// The beginning of the first line of [`MERGES`].
+/// Prefix of the first line in [`MERGES`].
 const VERSION: &str = "#version";
 /// The tokens around a text.
 const BEGIN: &str = "<s>";
 const END: &str = "</s>";
-/// The mask token, which includes the spaces before it.
+/// Mask token; it includes the spaces before it.
 const MASK: &str = "<mask>";
 const SPECIAL: [&str; 5] = [BEGIN, "<pad>", END, "<unk>", MASK];
 
-/// The `tokenizer.json` in `folder`, or the one that `transformers` converts from the files of the slow tokenizer.
+/// Reads the `tokenizer.json` in `folder`, or converts the slow tokenizer's files as `transformers` does.
 pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let merges = folder.join(MERGES);
     if folder.join(TOKENIZER).is_file() || !merges.is_file() {

@@ -1,4 +1,4 @@
-//! The ranges of vectors of 8-bit integers, from sample texts, and how well integers and bits keep the order of vectors.
+//! Value ranges for int8 vectors, from sample texts, and how well int8 and binary vectors keep the ranking.
 
 use std::{num::NonZeroUsize, thread};
 
@@ -23,9 +23,9 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// The ranges of a model's vectors as documents and as queries, and the quality of stored vectors.
+/// Measures a model's vector ranges for documents and queries, and stored vectors' quality.
 ///
-/// `without_prompt` are the vectors of the sample texts without a prompt, if they are known.
+/// `without_prompt` contains the sample texts' vectors without a prompt, if known.
 pub(super) fn calibrate(
     model: &EncoderModel,
     tokenizer: &Tokenizer,
@@ -50,7 +50,7 @@ pub(super) fn calibrate(
     Ok((ranges, quality))
 }
 
-/// The vectors of the sample texts.
+/// Embeds the sample texts.
 fn embed(
     model: &EncoderModel,
     tokenizer: &Tokenizer,
@@ -73,8 +73,7 @@ fn embed(
     })
 }
 
-/// The shares of nearest vectors that integers by their cosine, and bits by their Hamming distance, have in common with
-/// floating point.
+/// recall@10 against floating point: int8 vectors by cosine, binary vectors by Hamming distance.
 fn quality(vectors: &[Vec<f32>], ranges: &Ranges) -> Result<VectorQuality> {
     let dimensions = vectors.first().map_or(0, Vec::len);
     let stored = |wanted| {

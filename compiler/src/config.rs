@@ -1,4 +1,4 @@
-//! The fields of a model's `config.json` and of similar files.
+//! Fields in a model's `config.json` and similar files.
 
 use std::path::Path;
 
@@ -8,18 +8,17 @@ use serde_json::{Map, Value};
 use super::files::read_json_if_exists;
 use kivu::error::{Error, Result};
 
-/// The limit of the sizes of a model, far above those of published models. The values of some tables follow from sizes
-/// that no weight confirms.
+/// Maximum size, far above published models. Some tables are sized by values that no weight confirms.
 const MAX_SIZE: usize = 1 << 21;
 
-/// A JSON object with settings of a model. A field that is `null` counts as missing.
+/// A JSON object with model settings. A field that is `null` counts as missing.
 #[derive(Clone, Debug)]
 pub(super) struct ConfigFile {
     name: &'static str,
     fields: Map<String, Value>,
 }
 
-/// A value or a list of values.
+/// A value or a list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum OneOrMany<T> {
@@ -37,7 +36,7 @@ impl<T> OneOrMany<T> {
 }
 
 impl ConfigFile {
-    /// The name of the main file.
+    /// The main file.
     pub(super) const NAME: &str = "config.json";
 
     pub(super) fn new(name: &'static str, fields: Map<String, Value>) -> Self {
@@ -56,7 +55,7 @@ impl ConfigFile {
         Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
     }
 
-    /// Reads the file called `name` in `folder`, which has no fields if it does not exist.
+    /// Reads the file called `name` in `folder`; without fields if it does not exist.
     pub(super) fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
         Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
     }
@@ -69,12 +68,12 @@ impl ConfigFile {
         self.get_any(&[field])
     }
 
-    /// The value of a field that families of models call differently.
+    /// Gets a field that model families name differently.
     pub(super) fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
         Ok(self.find(fields)?.map(|(_, value)| value))
     }
 
-    /// The first of the fields that exists, and its value.
+    /// Finds the first field that exists.
     fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
         let mut found = fields.iter().filter_map(|field| Some((*field, self.fields.get(*field)?)));
         let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
@@ -83,7 +82,7 @@ impl ConfigFile {
         T::deserialize(value).map(|value| Some((field, value))).map_err(unreadable)
     }
 
-    /// A number of values, layers, heads, tokens or positions; refused if no model has it.
+    /// A count: values, layers, heads, tokens or positions. Refused above [`MAX_SIZE`].
     pub(super) fn get_size(&self, field: &str) -> Result<Option<usize>> {
         self.get_any_size(&[field])
     }
@@ -111,7 +110,7 @@ impl ConfigFile {
         Ok(self.get(field)?.unwrap_or(false))
     }
 
-    /// The value of a required field.
+    /// Gets a required field.
     pub(super) fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
         self.require_any(&[field])
     }
@@ -129,13 +128,13 @@ impl ConfigFile {
         self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The class that the weights were trained as, or the model type if no class is named.
+    /// Class that the weights were trained as, or the model type if no class is named.
     pub(super) fn architecture(&self) -> &str {
         self.fields.get("architectures").and_then(|names| names[0].as_str()).unwrap_or(self.model_type())
     }
 }
 
-/// The values of each head, if all share a token's vector evenly.
+/// Head width, if the heads split a token's vector evenly.
 pub(super) fn head_width(hidden: usize, heads: usize) -> Result<usize> {
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(Error::model(format!(

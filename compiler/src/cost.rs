@@ -1,5 +1,5 @@
-//! Size and speed before and after quantization. They are measured together with the quality, and depend on the machine,
-//! so that the manifest does not contain them.
+//! Size and speed before and after quantization. Measured together with quality; machine-dependent, so the manifest
+//! does not contain them.
 
 use std::{path::Path, time::Duration};
 
@@ -8,16 +8,16 @@ use serde::Serialize;
 use super::files;
 use kivu::error::Result;
 
-/// The cost of one form of the weights.
+/// Size and speed for one weight form.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Cost {
-    /// The size of the graphs and their weights.
+    /// Graphs and weights, in bytes.
     pub bytes: u64,
     /// Sample texts per second, while the other form runs alternately on all CPUs.
     pub texts_per_second: f64,
 }
 
-/// The cost of both forms.
+/// Size and speed before and after quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// The weights in fp32.
@@ -27,7 +27,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The cost of the fp32 form and the built one, from the size of each and its time for `texts` texts.
+    /// Costs for the fp32 form and the built one, from their sizes in bytes and times for `texts` texts.
     pub(super) fn new(bytes: [u64; 2], times: [Duration; 2], texts: usize) -> Self {
         let cost = |form: usize| Cost {
             bytes: bytes[form],
@@ -37,7 +37,7 @@ impl Comparison {
     }
 }
 
-/// The size of all files in a folder.
+/// Total file size in a folder, in bytes.
 pub(super) fn size(folder: &Path) -> Result<u64> {
     Ok(files::list(folder)?.iter().map(|(_, file)| file.len()).sum())
 }

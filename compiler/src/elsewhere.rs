@@ -1,4 +1,4 @@
-//! Bundles of local models that were built into a folder of their own, such as `bundles/NAME`.
+//! Bundles of local models built into a custom folder, such as `bundles/NAME`.
 
 use std::{
     fs,
@@ -14,12 +14,12 @@ use kivu::{
     repository::{Bundle, bundle::MANIFEST},
 };
 
-/// The version of the compiler, on which bundles depend.
+/// Compiler version; bundles depend on it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The name of the file with the place of a bundle.
+/// File with a bundle's location.
 const NAME: &str = "elsewhere.json";
 
-/// A bundle that was built from a folder or a recipe into another place.
+/// A bundle built from a folder or a recipe into another folder.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Elsewhere {
     version: String,
@@ -42,12 +42,12 @@ impl Elsewhere {
         files::write(&folder.join(NAME), &text)
     }
 
-    /// The last bundle of the model in `folder`, if there is one.
+    /// Reads the entry for the last bundle built from the model in `folder`.
     pub(super) fn read(folder: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read(&folder.join(NAME)).ok()?).ok()
     }
 
-    /// The time and the path of the bundle, if it exists and was built by this version from a source with this id.
+    /// Build time and path, if the bundle exists and was built by this version from a source with this id.
     pub(super) fn find(self, id: &str) -> Option<(SystemTime, PathBuf)> {
         let is_current = self.version == VERSION && self.id == id;
         let is_same = || Bundle::open(&self.bundle).is_ok_and(|bundle| bundle.digest() == self.digest);
@@ -58,7 +58,7 @@ impl Elsewhere {
     }
 }
 
-/// The time of a bundle's build.
+/// A bundle's build time.
 pub(super) fn built(bundle: &Path) -> Option<SystemTime> {
     fs::metadata(bundle.join(MANIFEST)).and_then(|found| found.modified()).ok()
 }

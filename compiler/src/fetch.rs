@@ -17,19 +17,19 @@ use kivu::{
     regular_file,
 };
 
-/// A wheel of a Python package, pinned by version and hash.
+/// A Python wheel, pinned by version and hash.
 #[derive(Clone, Debug)]
 pub struct Package<'a> {
     /// `name==version`.
     pub requirement: &'a str,
-    /// The SHA-256 of the wheel.
+    /// The wheel's SHA-256.
     pub sha256: &'a str,
-    /// The platform and Python version of the wheel; by default those of this machine.
+    /// The wheel's platform and Python version; by default this machine's.
     pub platform: Option<(&'a str, &'a str)>,
 }
 
-/// The folder of the unpacked package, which is downloaded if necessary: if it is missing, or if `check` refuses one
-/// that was unpacked earlier, since its files may have been damaged or removed.
+/// Returns the unpacked package's folder. Downloads the package if it is missing, or if `check` refuses its files,
+/// which may have been damaged or removed.
 pub fn package(package: &Package<'_>, cache: &Path, check: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = cache.join("packages").join(package.sha256);
     if folder.is_dir() {
@@ -41,7 +41,7 @@ pub fn package(package: &Package<'_>, cache: &Path, check: impl Fn(&Path) -> Res
     check(&folder).map(|()| folder)
 }
 
-/// Removes an unpacked package. It loses its name first, so that no other process finds a part of it.
+/// Removes an unpacked package. Renames it first, so that no other process finds a partial one.
 fn discard(folder: &Path) -> Result<()> {
     let scratch = Scratch::new_in(folder.parent().unwrap_or(Path::new(".")))?;
     match fs::rename(folder, scratch.path().join("damaged")) {

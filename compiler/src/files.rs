@@ -1,4 +1,4 @@
-//! Reading and writing files, with errors that name the path.
+//! Reads and writes files, with errors that name the path.
 
 use std::{
     fmt::Display,
@@ -29,7 +29,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// Whether two contents of `tokenizer.json` make the same tokens; how they truncate and pad is ignored.
+/// Whether two `tokenizer.json` files produce the same tokens; ignores truncation and padding.
 pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     let read = |json: &[u8]| {
         let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
@@ -56,7 +56,7 @@ pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// The entries of a folder with their metadata, ordered by path.
+/// A folder's entries with their metadata, ordered by path.
 pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
     let entries = || {
         let entries = fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
@@ -80,7 +80,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     parse(&read(path)?, path)
 }
 
-/// The content of a JSON file; `None` if the file does not exist.
+/// Reads a JSON file; `None` if it does not exist.
 pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     read_if_exists(path)?.map(|bytes| parse(&bytes, path)).transpose()
 }

@@ -1,11 +1,11 @@
-//! Parts of graphs that the native engine executes by name. In a graph for it they are calls of model-local functions, with
-//! these nodes as their bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
+//! Subgraphs that the native engine executes by name. In its graphs they are model-local function calls, with these
+//! nodes as bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
 
 use super::onnx::{GraphBuilder, Value, data_type, integer, integers};
 
 type Graph = GraphBuilder;
 
-/// Rows of a table in int8, with a scale per row, by their ids.
+/// Looks up int8 table rows by id, with a scale per row.
 pub(super) fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
     let values = graph.node("Gather", &[values, ids], vec![]);
     let values = graph.cast(&values, data_type::FLOAT);
@@ -13,14 +13,14 @@ pub(super) fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value
     graph.node("Mul", &[&values, &scales], vec![])
 }
 
-/// The first rows of a table of positions, one for each of the ids.
+/// The first rows of a position table, one per id.
 pub(super) fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
     let length = length(graph, ids);
     let zero = graph.integers("zero", &[0]);
     graph.node("Slice", &[table, &zero, &length, &zero], vec![])
 }
 
-/// The rows of a table of positions that count from the one after the id of padding, skipping padding (as in fairseq).
+/// Rows of a position table that counts from the one after the padding id, skipping padding (as in fairseq).
 pub(super) fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
     let one = graph.integers("one", &[1]);
     let is_padding = graph.node("Equal", &[ids, padding], vec![]);
@@ -32,15 +32,16 @@ pub(super) fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: 
     graph.node("Gather", &[table, &rows], vec![])
 }
 
-/// The number of tokens of texts with these ids, as a list of one.
+/// Number of tokens in texts with these ids, as a one-element list.
 pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
     let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
     let shape = graph.node("Shape", &[ids], vec![]);
     graph.node("Slice", &[&shape, &one, &two], vec![])
 }
 
-/// The values for the distance of each two tokens of texts with these ids, by head. `values` has a value for each distance
-/// below `positions`, from the farthest token before another to the farthest after it; its first axis has the length 1.
+/// Values for the distance between any two tokens of texts with these ids, by head. `values` has a value for each
+/// distance below `positions`, from the farthest token before another to the farthest after it; its first axis has the
+/// length 1.
 pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
     let counting: Vec<i64> = (0..positions as i64).collect();
     let counting = graph.integers("counting", &counting);
@@ -54,12 +55,12 @@ pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], pos
     graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
 }
 
-/// The mean of each text's tokens, without padding; zeros for a text without tokens.
+/// Mean over each text's tokens, without padding; zeros for a text without tokens.
 pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     mean(graph, tokens, mask)
 }
 
-/// The vector of each text's first token that is not masked; zeros for a text without tokens.
+/// Vector of each text's first unmasked token; zeros for a text without tokens.
 pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let positions = positions_of_tokens(graph, mask);
     let first = graph.floats("first_position", &[], &[1.0]);
@@ -68,7 +69,7 @@ pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) ->
     weighted_sum(graph, tokens, &is_first)
 }
 
-/// The vector of each text's last token that is not masked; zeros for a text without tokens.
+/// Vector of each text's last unmasked token; zeros for a text without tokens.
 pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let one = graph.integers("one", &[1]);
     let positions = positions_of_tokens(graph, mask);
@@ -80,7 +81,7 @@ pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> 
     weighted_sum(graph, tokens, &is_last)
 }
 
-/// The position of each token, from 1 on; 0 for padding.
+/// Token positions, from 1 on; 0 for padding.
 pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
     let one = graph.integers("one", &[1]);
     let mask = graph.cast(mask, data_type::FLOAT);
@@ -88,7 +89,7 @@ pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
     graph.node("Mul", &[&positions, &mask], vec![])
 }
 
-/// The sum of the vectors of each text's tokens, times their weights.
+/// Weighted sum of each text's token vectors.
 pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
     let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
     let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
@@ -96,19 +97,19 @@ pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -
     graph.node("ReduceSum", &[&products, &one], vec![integer("keepdims", 0)])
 }
 
-/// The vector of each text's first token.
+/// First token's vector per text.
 pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
     graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
 }
 
-/// The mean of the rows of a table, one for each token of a text that is not masked; zeros for a text without tokens.
+/// Mean over the table rows for a text's unmasked tokens; zeros for a text without tokens.
 pub(super) fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
     let rows = graph.node("Gather", &[table, ids], vec![]);
     mean(graph, &rows, mask)
 }
 
-/// The mean of the rows of a table in int8, with a scale per row, as in [`mean_of_rows`].
+/// Mean over int8 table rows, with a scale per row, as in [`mean_of_rows`].
 pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
     let rows = quantized_lookup(graph, [values, scales, ids]);
     mean(graph, &rows, mask)
@@ -127,11 +128,11 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
 /// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
 pub(super) type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
 
-/// A linear layer in int8. Each token is quantized to u8 with a scale and a minimum of its own: the minimum is a float,
-/// so that nothing is lost to the rounding of a zero point.
+/// A linear layer in int8. Each token is quantized to u8 with its own scale and minimum: the minimum is a float, so
+/// that nothing is lost to zero-point rounding.
 ///
-/// `panels` have 16 outputs, in which the weights of four inputs are adjacent; `sums` are the sums of each output's
-/// weights; `shape` is the number of inputs and of outputs.
+/// `panels` have 16 outputs, in which four inputs' weights are adjacent; `sums` are weight sums per output; `shape` is
+/// the number of inputs and outputs.
 pub(super) fn quantized_linear(
     graph: &mut Graph,
     [input, panels, scales, sums, bias, shape]: [&Value; 6],
@@ -152,10 +153,10 @@ pub(super) fn quantized_linear(
     graph.node("Add", &[&product, &base], vec![])
 }
 
-/// As [`quantized_linear`], with a scale and a minimum for each block of a token, and scales and sums of weights for each
-/// panel, block and output of the panel. `shape` is the number of blocks, of inputs in a block, and of outputs.
+/// As [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel, block
+/// and output. `shape` is the number of blocks, inputs per block, and outputs.
 ///
-/// Products are computed in fp32: ONNX Runtime is several times slower with integer products of many small blocks.
+/// Products are computed in fp32: ONNX Runtime is several times slower with integer products in many small blocks.
 pub(super) fn quantized_linear_in_blocks(
     graph: &mut Graph,
     [input, panels, scales, _, bias, shape]: [&Value; 6],
@@ -171,7 +172,7 @@ pub(super) fn quantized_linear_in_blocks(
     let input = graph.node("Add", &[&steps, &least], vec![]);
     let flat = graph.integers("flat_rows", &[0, 0, -1]);
     let input = graph.node("Reshape", &[&input, &flat], vec![]);
-    // Scales and weights in the order of blocks, inputs and outputs. Constants, which ONNX Runtime computes once.
+    // Scales and weights, ordered by block, input and output. ONNX Runtime computes these constants once.
     let scales = graph.node("Transpose", &[scales], vec![integers("perm", &[1, 0, 2])]);
     let by_block = graph.integers("by_block", &[0, 1, -1]);
     let scales = graph.node("Reshape", &[&scales, &by_block], vec![]);
@@ -186,7 +187,7 @@ pub(super) fn quantized_linear_in_blocks(
     graph.node("Add", &[&product, bias], vec![])
 }
 
-/// Rows as u8, and the scale and the minimum of each: `value ≈ minimum + scale × integer`.
+/// Quantizes rows to u8, each with a scale and a minimum: `value ≈ minimum + scale × integer`.
 fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
     let last = graph.integers("last_axis", &[-1]);
     let zero = graph.floats("zero_float", &[], &[0.0]);
@@ -198,7 +199,7 @@ fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
     let span = graph.node("Sub", &[&most, &least], vec![]);
     let steps = graph.floats("steps", &[], &[255.0]);
     let scale = graph.node("Div", &[&span, &steps], vec![]);
-    // Keeps rows of zeros from a division by zero.
+    // Avoids division by zero for all-zero rows.
     let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
     let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
     let shifted = graph.node("Sub", &[rows, &least], vec![]);
@@ -207,14 +208,13 @@ fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
     [graph.cast(&quantized, data_type::UINT8), scale, least]
 }
 
-/// Weights in panels as a matrix of the shape `shape`.
+/// Converts panels to a weight matrix with shape `shape`.
 fn without_panels(graph: &mut Graph, panels: &Value, shape: &Value) -> Value {
     let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 3, 0, 2])]);
     graph.node("Reshape", &[&weights, shape], vec![])
 }
 
-/// The largest value of each output of a linear layer in int8 among the tokens of a text, without the outputs from
-/// `width` on, which pad the layer.
+/// An int8 linear layer's per-output maximum over a text's tokens, without the padding outputs from `width` on.
 pub(super) fn largest_outputs(
     graph: &mut Graph,
     linear: QuantizedLinear,
@@ -226,7 +226,7 @@ pub(super) fn largest_outputs(
     largest_of_tokens(graph, [&outputs, mask])
 }
 
-/// The largest of the tokens of a text in each column; the lowest number without tokens.
+/// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
 pub(super) fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let mask = graph.cast(mask, data_type::FLOAT);
     let two = graph.integers("mask_axis", &[2]);

@@ -1,4 +1,4 @@
-//! Readers of model files, by name, for fuzzing: see `kivu::fuzzing`. Not part of the API.
+//! Model file readers by name, for fuzzing: see `kivu::fuzzing`. Not part of the API.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 use kivu::{backend, fuzzing::Reader, repository::manifest::Precision, tokenizer::Tokenizer};
 
-/// The readers of this crate, with the names of their folders in `fuzz/corpus`.
+/// This crate's readers, with their folder names in `fuzz/corpus`.
 pub const READERS: [(&str, Reader); 8] = [
     ("checkpoint", checkpoint),
     ("graph", graph),
@@ -35,13 +35,13 @@ fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
             read(folder);
         }
         for (name, _) in files {
-            // A file that remains is overwritten.
+            // A remaining file is overwritten.
             let _ = fs::remove_file(folder.join(name));
         }
     });
 }
 
-/// The parts of an input: each but the last has its length in two bytes before it.
+/// Splits an input into parts: each but the last is prefixed with its length in two bytes.
 fn parts<const COUNT: usize>(mut bytes: &[u8]) -> Option<[&[u8]; COUNT]> {
     let mut parts = [&b""[..]; COUNT];
     let (last, others) = parts.split_last_mut()?;
@@ -58,7 +58,7 @@ fn recipe(bytes: &[u8]) {
     with_files(&[("recipe.toml", bytes)], |folder| drop(Recipe::open(&folder.join("recipe.toml"))));
 }
 
-/// Weights or the index of their shards, and the configuration of the model.
+/// Weights or shard index, and model configuration.
 fn weights(bytes: &[u8]) {
     let Some([config, weights]) = parts(bytes) else { return };
     with_files(&[("model.safetensors", weights)], |folder| drop(Weights::open(folder)));
@@ -72,13 +72,13 @@ fn weights(bytes: &[u8]) {
     });
 }
 
-/// The list of a repository's files.
+/// A repository's file list.
 fn hub(bytes: &[u8]) {
     let Ok(name) = "org/name".parse() else { return };
     drop(hugging_face_hub::client::Listing::parse(bytes, &name));
 }
 
-/// A checkpoint of PyTorch, and a pickle without an archive, whose checksums would hide it from the fuzzer.
+/// A PyTorch checkpoint, and a pickle without an archive, whose checksums would hide it from the fuzzer.
 fn checkpoint(bytes: &[u8]) {
     drop(pickle::read(bytes));
     drop(pickle::tensors(bytes));
@@ -97,7 +97,7 @@ fn graph(bytes: &[u8]) {
     });
 }
 
-/// The tokenizer files of a translation model: settings, ids and the SentencePiece model.
+/// Tokenizer files for a translation model: settings, ids and the SentencePiece model.
 fn pieces_of_translation(bytes: &[u8]) {
     let Some([settings, ids, pieces]) = parts(bytes) else { return };
     let read = |tokenizers: kivu::error::Result<tokenizer_files::Tokenizers>| {
@@ -116,7 +116,7 @@ fn pieces_of_translation(bytes: &[u8]) {
     with_files(&files, |folder| drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json))));
 }
 
-/// The configuration of a translation model.
+/// A translation model's configuration.
 fn translation_config(bytes: &[u8]) {
     let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
     let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");

@@ -1,11 +1,11 @@
-//! Arrays of weights: parts of a mapped file, or in memory.
+//! Weight arrays: slices of a mapped file, or in memory.
 
 use std::{marker::PhantomData, ops::Deref};
 
 use bytemuck::Pod;
 use bytes::Bytes;
 
-/// An array of `T` inside bytes that other arrays share.
+/// An array of `T` inside bytes shared with other arrays.
 #[derive(Clone, Debug)]
 pub struct Array<T> {
     bytes: Bytes,
@@ -13,7 +13,7 @@ pub struct Array<T> {
 }
 
 impl<T: Pod + Send> Array<T> {
-    /// The array in `bytes`, which are copied if they are not aligned for `T`. Bytes after the last whole element are
+    /// Reads `bytes` as an array; copies them if they are not aligned for `T`. Bytes after the last whole element are
     /// ignored.
     pub fn new(bytes: &Bytes) -> Self {
         let bytes = bytes.slice(..bytes.len() - bytes.len() % size_of::<T>());
@@ -24,7 +24,7 @@ impl<T: Pod + Send> Array<T> {
         Self::from(bytes.chunks_exact(size_of::<T>()).map(read).collect::<Vec<T>>())
     }
 
-    /// The bytes of the array.
+    /// Returns the underlying bytes.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }
@@ -44,7 +44,7 @@ impl<T: Pod> Deref for Array<T> {
     }
 }
 
-/// A vector as the owner of bytes, which keeps its alignment.
+/// A vector that owns the bytes and keeps its alignment.
 struct Values<T>(Vec<T>);
 
 impl<T: Pod> AsRef<[u8]> for Values<T> {

@@ -1,5 +1,5 @@
-//! Attention within one text, for one head at a time. The matrix of scores is never in memory as a whole: queries
-//! are processed in groups of eight.
+//! Attention within one text, one head at a time. The full score matrix is never in memory: queries are processed in
+//! groups of eight.
 
 use std::ops::Range;
 
@@ -9,28 +9,28 @@ use crate::{
     program::{Attention, DistanceBias, Reach},
 };
 
-/// Queries that are computed together.
+/// Queries computed together.
 const QUERIES: usize = 8;
-/// Columns of a product.
+/// Columns per product.
 const COLUMNS: usize = 2 * LANES;
 
-/// One head of one text. The buffers are reused for other heads.
+/// One head of one text. Other heads reuse the buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Head {
-    /// The width of a query, key or value.
+    /// Width of a query, key or value.
     pub(crate) size: usize,
-    /// Rows of queries.
+    /// One query per row.
     pub(crate) queries: Vec<f32>,
-    /// Rows of keys.
+    /// One key per row.
     pub(crate) keys: Vec<f32>,
-    /// Rows of values, of [`Head::value_stride`] numbers.
+    /// One value per row, [`Head::value_stride`] numbers each.
     pub(crate) values: Vec<f32>,
-    /// Keys as columns, in panels of 32 keys.
+    /// Transposed keys, in panels of 32 keys.
     panels: Vec<f32>,
     scores: Vec<f32>,
 }
 
-/// How the scores of a head depend on positions.
+/// A head's scale, window and position bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores<'a> {
     scale: f32,
@@ -43,7 +43,7 @@ enum Bias<'a> {
     None,
     /// The distance times this is subtracted.
     Slope(f32),
-    /// A value per distance, and the place of the distance zero.
+    /// One value per distance, and the index for distance zero.
     Values(&'a [f32], usize),
 }
 
@@ -61,7 +61,7 @@ impl<'a> Scores<'a> {
         Self { scale: attention.scale, reach: attention.reach, bias }
     }
 
-    /// Adds what depends on positions to the scores of a query and the keys from `first_key` on.
+    /// Applies position bias and window to a query's scores for the keys from `first_key` on.
     #[inline(always)]
     fn adjust(&self, query: usize, first_key: usize, scores: &mut [f32]) {
         match self.bias {
@@ -91,19 +91,19 @@ impl<'a> Scores<'a> {
 }
 
 impl Head {
-    /// The length of a row of values: the size of the head, padded to whole columns of a product.
+    /// Length of a value row: the head size, padded to whole product columns.
     pub(crate) fn value_stride(size: usize) -> usize {
         size.next_multiple_of(COLUMNS)
     }
 
-    /// The numbers that the buffers have room for, for a text of `tokens` tokens.
+    /// Buffer size for a text with `tokens` tokens, as a count of numbers.
     pub(crate) fn numbers(size: usize, tokens: usize) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
         tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES)
     }
 
-    /// Writes the context of each query, of `size` numbers, to `out`: values, weighted by softmax(scale × query · key),
-    /// where scores may depend on positions. Queries have the positions from 0 on. Contexts without keys are zeros.
+    /// Writes each query's context, `size` numbers long, to `out`: values, weighted by softmax(scale × query · key),
+    /// with a position bias if the model has one. Query positions start at 0. Contexts without keys are zeros.
     #[inline(always)]
     pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, settings: &Scores<'_>, out: &mut [f32]) {
         if self.keys.is_empty() {
@@ -115,7 +115,7 @@ impl Head {
         let groups = self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size));
         for ((queries, out), first_query) in groups.zip((0_usize..).step_by(QUERIES)) {
             let rows = queries.len() / size;
-            // The panels of the keys that any of these queries reaches.
+            // Key panels inside the window of any query in the group.
             let from = first_query.saturating_sub(settings.reach.before) / COLUMNS * COLUMNS;
             let to = (first_query + rows).saturating_add(settings.reach.after).min(keys);
             let padded = (to - from).next_multiple_of(COLUMNS);
@@ -156,8 +156,8 @@ impl Head {
     }
 }
 
-/// Products of queries, of which the first has the position `first_query`, and a range of keys that begins with a panel.
-/// Scores beyond the last key are the lowest number.
+/// Query-key products for a key range that begins with a panel; the first query is at position `first_query`. Scores
+/// beyond the last key are `f32::MIN`.
 #[inline(always)]
 fn score<K: Kernel>(
     kernel: K,
@@ -188,7 +188,7 @@ fn score<K: Kernel>(
     }
 }
 
-/// Replaces each score by `exp(score - largest)`, and returns the reciprocal of their sum.
+/// Replaces each score by `exp(score - largest)` and returns the sum's reciprocal.
 #[inline(always)]
 fn softmax<K: Kernel>(kernel: K, scores: &mut [Lanes]) -> f32 {
     let mut most = kernel.splat(f32::MIN);
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Lengths and sizes around those of panels and groups of queries; the buffers of the head are reused.
+    /// Lengths and sizes around panel and query-group boundaries; head buffers are reused.
     #[test]
     fn contexts_are_those_of_the_definition() {
         let values: Vec<f32> = (0..199).map(|at| (at as f32 * 0.7).sin()).collect();

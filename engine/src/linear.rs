@@ -1,4 +1,4 @@
-//! Linear layers. Activations are quantized to u8, each block of a row with a scale and a minimum of its own.
+//! Linear layers. Activations are quantized to u8, with a scale and a minimum per row and block.
 
 use std::ops::Range;
 
@@ -8,15 +8,15 @@ use crate::{
     program::{Dense, Linear},
 };
 
-/// Quantized rows. Tiles of [`MAX_ROWS`] rows follow each other; within a tile, the rows of a block of inputs are together.
+/// Quantized rows. Tiles of [`MAX_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
 #[derive(Debug, Default)]
 pub(crate) struct Quantized {
     ranges: Vec<BlockRange>,
-    /// In the format of the kernel.
+    /// In the kernel's format.
     activations: Vec<u8>,
 }
 
-/// The results of a tile, aligned so that a register is in one line of the cache.
+/// A tile's results, aligned so that a register never spans two cache lines.
 #[derive(Default)]
 #[repr(align(64))]
 struct Tile {
@@ -24,14 +24,14 @@ struct Tile {
     totals: [[Lanes; 2]; MAX_ROWS],
 }
 
-/// The range of one block of a row: `value ≈ least + scale × integer`.
+/// Quantization range per row and block: `value ≈ least + scale × integer`.
 #[derive(Clone, Copy, Debug, Default)]
 struct BlockRange {
     scale: f32,
     least: f32,
 }
 
-/// The product of rows and the weights of `panels` of `layer`, of 16 outputs each, with their bias and activation.
+/// Multiplies rows by `layer`'s weights in `panels`, 16 outputs each, with bias and activation.
 #[inline(always)]
 pub(crate) fn linear<K: Kernel>(
     kernel: K,
@@ -44,7 +44,7 @@ pub(crate) fn linear<K: Kernel>(
     let blocks = layer.blocks();
     let width = panels.len() * LANES;
     let Tile { sums, totals } = &mut Tile::default();
-    // All rows of a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
+    // All rows in a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
     for first in panels.clone().step_by(2) {
         // The last panel may be without another.
         let pair = [first, (first + 1).min(panels.end - 1)];
@@ -69,16 +69,15 @@ pub(crate) fn linear<K: Kernel>(
     }
 }
 
-/// A block of a panel.
+/// One block within one panel.
 #[inline(always)]
 fn weights(layer: &Linear, panel: usize, block: usize) -> Panel<'_> {
     let (place, depth) = (panel * layer.blocks() + block, layer.block / GROUP);
     Panel { blocks: &layer.panels[place * depth..(place + 1) * depth], column_sums: &layer.sums[place] }
 }
 
-/// Adds the products of a block of inputs with a panel to the totals of a tile, which begin with the bias. After the last
-/// block, the totals are the outputs, with the activation: of rows as long as the end of `columns`, those from its start
-/// on are written.
+/// Adds the products of an input block and a panel to a tile's totals, which begin with the bias. After the last block,
+/// applies the activation and writes the outputs. Rows in `out` are `columns.end` long and written from `columns.start`.
 #[inline(always)]
 fn add_block<K: Kernel>(
     kernel: K,
@@ -112,7 +111,7 @@ fn add_block<K: Kernel>(
     }
 }
 
-/// Quantizes rows in the order of [`Quantized`].
+/// Quantizes rows into [`Quantized`] order.
 #[inline(always)]
 fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
     let Quantized { ranges, activations } = scratch;
@@ -131,8 +130,8 @@ fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Q
     }
 }
 
-/// Quantizes a block of a row. The minimum is a float, not a whole number of steps, so that nothing is lost to the rounding
-/// of a zero point. A block with NaN or infinite values gets the scale NaN, and so do the results of its row.
+/// Quantizes one row's block. The minimum is a float, not a whole number of steps, so that nothing is lost to
+/// zero-point rounding. A block with NaN or infinite values gets the scale NaN, and so do its row's results.
 #[inline(always)]
 fn quantize_block<K: Kernel>(kernel: K, values: &[f32], out: &mut [u8]) -> BlockRange {
     let values = values.as_chunks::<LANES>().0;
@@ -157,7 +156,7 @@ fn quantize_block<K: Kernel>(kernel: K, values: &[f32], out: &mut [u8]) -> Block
     BlockRange { scale: scale + sum(kernel, invalid), least }
 }
 
-/// The product of rows of `width` values and the weights of `layer` in fp32, with its bias.
+/// Multiplies rows with `width` values each by `layer`'s fp32 weights, with bias.
 #[inline(always)]
 pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
     let outputs = layer.outputs;
@@ -191,7 +190,7 @@ mod tests {
     use crate::kernel::{Block, InstructionSet, KernelFn};
 
     const INPUTS: usize = 32;
-    /// An odd number of panels.
+    /// An odd panel count.
     const PANELS: usize = 3;
 
     struct Call<'a>(&'a [f32], &'a Linear);
@@ -207,12 +206,12 @@ mod tests {
         }
     }
 
-    /// The weight of an input for an output.
+    /// Test weight for an input-output pair.
     fn weight(input: usize, output: usize) -> i8 {
         ((input * 37 + output * 11) % 255) as u8 as i8
     }
 
-    /// The scale of the weights of an output in a block of inputs.
+    /// Weight scale for an output and input block.
     fn scale(output: usize, block: usize) -> f32 {
         0.01 + output as f32 / 1000.0 + block as f32 / 200.0
     }

@@ -1,4 +1,4 @@
-//! Functions of rows, in 16 lanes. Sums over a row have one order on every processor, so results have the same bits.
+//! Row functions in 16 lanes. Row sums have one order on every processor, so results have the same bits.
 
 use crate::{
     kernel::{Kernel, LANES, Lanes},
@@ -35,7 +35,7 @@ pub(crate) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| if a > b { a } else { b })
 }
 
-/// The value of a polynomial whose first coefficient is that of the highest power.
+/// Evaluates a polynomial; coefficients from the highest power down.
 #[inline(always)]
 fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: [f32; N]) -> K::F32x16 {
     let mut sum = kernel.splat(coefficients[0]);
@@ -50,11 +50,11 @@ fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: 
 pub(crate) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     // 1.5 × 2^23: adding it rounds to an integer, which is then in the lowest bits.
     let magic = kernel.splat(12_582_912.0);
-    // In this order of the arguments, NaN passes both.
+    // In this argument order, NaN passes both.
     let x = kernel.min(kernel.splat(88.0), kernel.max(kernel.splat(-87.0), x));
     let shifted = kernel.mul_add(x, kernel.splat(std::f32::consts::LOG2_E), magic);
     let n = kernel.sub(shifted, magic);
-    // x − n ln 2, with ln 2 as the sum of two numbers, the first of which has few bits.
+    // x − n ln 2, with ln 2 as a sum of two numbers; the first has few bits.
     let r = kernel.mul_add(n, kernel.splat(-0.693_359_4), x);
     let r = kernel.mul_add(n, kernel.splat(2.121_944_4e-4), r);
     let p = polynomial(
@@ -67,7 +67,7 @@ pub(crate) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     kernel.mul_add(x, kernel.splat(0.0), kernel.shift_exponent(p, shifted))
 }
 
-/// The error function as a rational function on [−4, 4], outside of which it is ±1 in `f32`.
+/// The error function as a rational function on [−4, 4]; beyond, it is ±1 in `f32`.
 #[inline(always)]
 fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     let x = kernel.max(kernel.min(x, kernel.splat(4.0)), kernel.splat(-4.0));
@@ -118,7 +118,7 @@ pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
     }
 }
 
-/// The product of an activated row and another.
+/// Multiplies an activated row by another.
 #[inline(always)]
 pub(crate) fn gate<K: Kernel>(
     kernel: K,
@@ -132,7 +132,7 @@ pub(crate) fn gate<K: Kernel>(
     }
 }
 
-/// Normalization of a row: to the mean 0 and the variance 1, or to the mean square 1.
+/// Normalizes a row: to mean 0 and variance 1, or to mean square 1.
 #[inline(always)]
 pub(crate) fn normalize<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
     let count = (row.len() * LANES) as f32;
@@ -215,7 +215,7 @@ mod tests {
         };
         let mut uncentered = row.clone();
         normalize(Plain, &mut uncentered, &norm(false));
-        // The sum of the squares of 0…31 is 31 × 32 × 63 / 6.
+        // The squares of 0…31 sum to 31 × 32 × 63 / 6.
         let root = (10_416.0_f32 / 32.0).sqrt();
         for (index, value) in uncentered.as_flattened().iter().enumerate() {
             let expected = 2.0 * index as f32 / root + 0.5;

@@ -1,8 +1,8 @@
-//! A model as a list of operations on the vectors of packed texts.
+//! A model as an operation list on packed texts' vectors.
 //!
-//! Texts are packed: the tokens of all texts of a run are rows, one after the other, without padding. Operations on rows
-//! treat each row on its own, so a run computes them in blocks of rows, and a text has the same bits whatever else is in
-//! the run. Only attention combines rows, those of one text.
+//! Texts are packed: the tokens of all texts in a run are consecutive rows, without padding. Row operations treat each
+//! row on its own, so a run computes them in blocks, and a text has the same bits whatever else is in the run. Only
+//! attention combines rows, within one text.
 
 use std::ops::Range;
 
@@ -12,93 +12,93 @@ use crate::{
     rotary::Rotary,
 };
 
-/// A model.
+/// A model as stages, tables and memory slots.
 #[derive(Debug)]
 pub struct Program {
-    /// The matrices that operations read and write.
+    /// Matrices that operations read and write.
     pub values: Vec<Value>,
-    /// The rotations of attention, which layers share.
+    /// Rotary embeddings for attention, shared between layers.
     pub rotaries: Vec<Rotary>,
-    /// The number of slots of memory.
+    /// Memory slot count.
     pub slots: usize,
-    /// In the order of execution. A stage ends where an operation needs rows that other threads may have computed.
+    /// In execution order. A stage ends where an operation needs rows that other threads may have computed.
     pub stages: Vec<Stage>,
-    /// The values that a run returns.
+    /// Values that a run returns.
     pub outputs: Vec<ValueId>,
-    /// The numbers that the tables have rows for.
+    /// Table sizes and maximum text length.
     pub limits: Limits,
-    /// The id of padding, if positions count as in fairseq: from the one after this id, and this id for padding.
+    /// Padding id, if positions count as in fairseq: they start after this id, and padding gets this id.
     pub padding: Option<u32>,
 }
 
-/// The index of a value in [`Program::values`].
+/// Index into [`Program::values`].
 pub type ValueId = usize;
-/// The index of a rotation in [`Program::rotaries`].
+/// Index into [`Program::rotaries`].
 pub type RotaryId = usize;
 
 /// A matrix with a row for each token or for each text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// The rows of the matrix.
+    /// Whether a row is a token or a text.
     pub per: Per,
     /// Values per row, a multiple of [`LANES`](crate::kernel::LANES) except for outputs.
     pub width: usize,
-    /// The index of its memory, which values share that are not needed at the same time.
+    /// Memory slot index; values share a slot if they are not needed at the same time.
     pub slot: usize,
 }
 
-/// The unit that each row of a matrix belongs to.
+/// What a matrix row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
-    /// A token of any text.
+    /// A token in any text.
     Token,
     /// A text.
     Text,
 }
 
-/// Columns of a value.
+/// A column range in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The value that has the columns.
+    /// The value with the columns.
     pub value: ValueId,
     /// The first column.
     pub offset: usize,
-    /// The number of columns.
+    /// Column count.
     pub width: usize,
 }
 
-/// Operations that are executed without waiting for other threads.
+/// Operations executed without waiting for other threads.
 #[derive(Debug)]
 pub enum Stage {
-    /// Operations on blocks of rows.
+    /// Row-wise operations, in blocks.
     Rows(RowStage),
     /// Attention within each text.
     Attention(Attention),
-    /// The largest outputs of a linear layer in each text.
+    /// A linear layer's per-output maximum over each text's tokens.
     Largest(Largest),
 }
 
-/// Operations on blocks of rows.
+/// Row-wise operations, executed block by block.
 #[derive(Debug)]
 pub struct RowStage {
-    /// The rows of its values.
+    /// Whether rows are tokens or texts.
     pub per: Per,
-    /// The values of earlier stages that are read.
+    /// Values from earlier stages.
     pub loads: Vec<Load>,
-    /// In the order of execution.
+    /// In execution order.
     pub operations: Vec<RowOperation>,
-    /// The values that later stages read.
+    /// Values for later stages.
     pub stores: Vec<ValueId>,
 }
 
-/// A value that an earlier stage has computed.
+/// A value from an earlier stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// The value that is copied into the block.
+    /// The value to copy into the block.
     pub value: ValueId,
     /// Whether no later stage reads it.
     pub is_last: bool,
-    /// The number of heads that are joined to rows, if attention has computed it.
+    /// Number of heads to join into rows, if attention has computed the value.
     pub heads: Option<usize>,
 }
 
@@ -106,14 +106,14 @@ pub struct Load {
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the fields that operations share are described above")]
 pub enum RowOperation {
-    /// Rows of a table by ids.
+    /// Looks up table rows by id.
     Lookup {
         table: Table,
-        /// The number that selects the row.
+        /// What selects the row.
         index: Index,
         out: ValueId,
     },
-    /// A row for each text, from those of its tokens; zeros without tokens.
+    /// Pools a text's token rows into one; zeros without tokens.
     Pool { pooling: Pooling, input: ValueId, out: ValueId },
     /// A linear layer in int8.
     Linear { input: ValueId, layer: Linear, out: ValueId },
@@ -129,42 +129,42 @@ pub enum RowOperation {
         input: ValueId,
         out: ValueId,
     },
-    /// The sum of two values.
+    /// Adds two values.
     Add { inputs: [ValueId; 2], out: ValueId },
-    /// Normalization of an input, or of the sum of two.
+    /// Normalizes an input, or the sum of two.
     Norm {
-        /// Columns of a value.
+        /// Input columns.
         input: View,
-        /// The rows that are added first.
+        /// Rows to add first.
         residual: Option<ValueId>,
         norm: Norm,
         out: ValueId,
     },
 }
 
-/// The row of a text.
+/// How a text's row is computed from its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// That of the first token.
+    /// First token.
     First,
-    /// That of the last token.
+    /// Last token.
     Last,
-    /// The mean of all tokens.
+    /// Mean over all tokens.
     Mean,
 }
 
-/// The number by which a row of a table is selected.
+/// What selects a table row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// The id of the token.
+    /// Token id.
     Id,
-    /// The type of the token.
+    /// Token type.
     Type,
-    /// The position of the token.
+    /// Token position.
     Position,
 }
 
-/// The rows of an embedding table.
+/// Embedding table rows.
 #[derive(Debug)]
 pub enum Table {
     /// In fp32.
@@ -173,20 +173,20 @@ pub enum Table {
     Int8(Array<i8>, Array<f32>),
 }
 
-/// A linear layer in int8, with a scale for each output and block of inputs.
+/// A linear layer in int8, with a scale per output and input block.
 #[derive(Debug)]
 pub struct Linear {
     /// Values per input row, a multiple of [`Linear::block`].
     pub inputs: usize,
-    /// The number of inputs that have a common scale: all of them, or a part of each row; a multiple of 16.
+    /// Inputs that share a scale: all, or part of each row; a multiple of 16.
     pub block: usize,
     /// Values per output row, a multiple of 16.
     pub outputs: usize,
-    /// Panels of 16 outputs, each of `inputs` / 4 blocks.
+    /// 16 outputs per panel, as `inputs` / 4 blocks.
     pub panels: Array<Block>,
-    /// The scales of the blocks of each panel.
+    /// Scales per panel and block.
     pub scales: Array<Lanes>,
-    /// The sums of the weights of the blocks of each panel.
+    /// Weight sums per panel and block.
     pub sums: Array<Sums>,
     /// Added to each output; zeros in a layer without a bias.
     pub bias: Array<Lanes>,
@@ -220,14 +220,14 @@ pub enum Activation {
     Tanh,
 }
 
-/// Normalization of a row, or of each of its parts (heads) that are as wide as the gain.
+/// Normalizes each row, or each head if the gain is as wide as a head.
 #[derive(Debug)]
 pub struct Norm {
     /// Whether the mean is subtracted first (layer normalization, rather than root mean square).
     pub centers: bool,
-    /// The factor of each value.
+    /// Factor per column.
     pub gain: Array<Lanes>,
-    /// The bias of each value.
+    /// Bias per column.
     pub bias: Array<Lanes>,
     /// Added to the variance.
     pub epsilon: f32,
@@ -242,15 +242,15 @@ pub struct Attention {
     pub keys: View,
     /// A row per token.
     pub values: View,
-    /// The number of heads of queries, which have equal parts of the columns.
+    /// Number of query heads, which split the columns evenly.
     pub heads: usize,
-    /// The number of heads of keys and of values: each serves as many heads of queries, in order.
+    /// Number of key and value heads; consecutive query heads share one.
     pub key_heads: usize,
-    /// The factor of products of queries and keys.
+    /// Factor for query-key products.
     pub scale: f32,
     /// Rotates queries and keys.
     pub rotary: Option<RotaryId>,
-    /// The tokens that a query attends to.
+    /// Attention window.
     pub reach: Reach,
     /// Added to scores.
     pub bias: DistanceBias,
@@ -258,10 +258,10 @@ pub struct Attention {
     pub out: ValueId,
 }
 
-/// The largest value of each output of a linear layer among the tokens of each text; the lowest number without tokens.
+/// A linear layer's per-output maximum over each text's tokens; `f32::MIN` without tokens.
 ///
-/// A stage of its own, since the layer may have a hundred thousand outputs: its tasks are parts of the outputs, so that
-/// the weights of a part stay in the cache for all texts, and the outputs of all tokens are never in memory.
+/// A separate stage, since the layer may have a hundred thousand outputs: its tasks are output ranges, so that a
+/// range's weights stay in the cache for all texts, and all tokens' outputs are never in memory at once.
 #[derive(Debug)]
 pub struct Largest {
     /// A row per token.
@@ -272,66 +272,66 @@ pub struct Largest {
     pub out: ValueId,
 }
 
-/// The tokens that a query attends to, apart from its own.
+/// An attention window: the tokens a query attends to, apart from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The number of tokens before it.
+    /// Tokens before the query.
     pub before: usize,
-    /// The number of tokens after it.
+    /// Tokens after the query.
     pub after: usize,
 }
 
 impl Reach {
-    /// All tokens of the text.
+    /// The whole text.
     pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
 }
 
-/// A bias of the score of a key, by its distance to the query.
+/// Score bias by the key's distance to the query.
 #[derive(Debug)]
 pub enum DistanceBias {
     /// Nothing.
     None,
-    /// The distance times the slope of the head is subtracted (ALiBi, in its symmetric form).
+    /// Subtracts the distance times the head's slope (symmetric ALiBi).
     Slopes(Array<f32>),
     /// A value per distance, from the farthest before a query to the farthest after it; a row per head.
     Values {
-        /// The values of all heads.
+        /// All heads' values.
         values: Array<f32>,
         /// The largest distance.
         farthest: usize,
     },
 }
 
-/// The numbers of rows of the tables, and the maximum length of a text. Ids, types and positions must be smaller.
+/// Table sizes and maximum text length. Ids, types and positions must be smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The size of the vocabulary.
+    /// Vocabulary size.
     pub ids: usize,
-    /// The number of token types.
+    /// Number of token types.
     pub types: usize,
-    /// The number of positions.
+    /// Number of positions.
     pub positions: usize,
-    /// The maximum number of tokens of a text.
+    /// Maximum text length in tokens.
     pub length: usize,
 }
 
-/// Panels of a part of a layer: with 768 inputs, 400 kB of weights, which fit into the second-level cache.
+/// Panels per task: with 768 inputs, 400 kB of weights, which fit into the second-level cache.
 const PANELS_PER_PART: usize = 32;
 
 impl Linear {
-    /// The number of blocks of a row of inputs.
+    /// Blocks per input row.
     pub(crate) fn blocks(&self) -> usize {
         self.inputs / self.block
     }
 }
 
 impl Largest {
-    /// The number of parts of its outputs.
+    /// Number of output ranges.
     pub(crate) fn tasks(&self) -> usize {
         (self.layer.outputs / LANES).div_ceil(PANELS_PER_PART)
     }
 
-    /// The panels of one part.
+    /// The panels in an output range.
     pub(crate) fn panels(&self, part: usize) -> Range<usize> {
         let first = part * PANELS_PER_PART;
         first..(first + PANELS_PER_PART).min(self.layer.outputs / LANES)
@@ -339,7 +339,7 @@ impl Largest {
 }
 
 impl RowOperation {
-    /// The values that the operation reads.
+    /// Values the operation reads.
     pub fn inputs(&self) -> Vec<ValueId> {
         match *self {
             Self::Lookup { .. } => Vec::new(),
@@ -356,7 +356,7 @@ impl RowOperation {
         }
     }
 
-    /// The value that it writes.
+    /// The value it writes.
     pub fn output(&self) -> ValueId {
         match *self {
             Self::Lookup { out, .. }

@@ -2,22 +2,23 @@
 
 use std::sync::OnceLock;
 
-/// Positions whose angles are computed together, when the first of them is needed.
+/// Number of positions whose angles are computed together, on first use.
 const BLOCK: usize = 256;
-/// The limit of positions.
+/// Maximum number of positions.
 pub const MAX_POSITIONS: usize = 1 << 15;
 
-/// The rotation of heads: each value of the first half of the rotated values with that of the second half.
+/// Rotary embedding for heads: rotates each value in the first half of the rotated values with its counterpart in the
+/// second half.
 #[derive(Debug)]
 pub struct Rotary {
     /// The angle between neighbouring positions, by pair.
     frequencies: Vec<f32>,
-    /// The cosines and then the sines of each position.
+    /// Cosines, then sines, for each position.
     blocks: Box<[OnceLock<Vec<f32>>]>,
 }
 
 impl Rotary {
-    /// The rotation by `frequencies`, one for each pair of values, for texts of up to [`MAX_POSITIONS`] tokens.
+    /// Rotates by `frequencies`, one per pair of values, in texts with up to [`MAX_POSITIONS`] tokens.
     pub fn new(frequencies: Vec<f32>) -> Self {
         let blocks = (0..MAX_POSITIONS / BLOCK).map(|_| OnceLock::new()).collect();
         Self { frequencies, blocks }
@@ -28,12 +29,12 @@ impl Rotary {
         &self.frequencies
     }
 
-    /// The memory of the cosines and sines for a text of `tokens` tokens, in bytes.
+    /// Memory for cosines and sines in a text with `tokens` tokens, in bytes.
     pub(crate) fn bytes(&self, tokens: usize) -> usize {
         tokens.next_multiple_of(BLOCK) * 2 * self.frequencies.len() * size_of::<f32>()
     }
 
-    /// Rotates a head of the token at `position`. Values beyond the pairs stay as they are.
+    /// Rotates a head for the token at `position`. Values beyond the pairs stay as they are.
     #[inline(always)]
     pub(crate) fn rotate(&self, head: &mut [f32], position: usize) {
         let pairs = self.frequencies.len();
@@ -45,7 +46,7 @@ impl Rotary {
         }
     }
 
-    /// Of a whole block. `libm` has the same results on every processor.
+    /// Computes a whole block. `libm` has the same results on every processor.
     #[cold]
     fn angles(&self, block: usize) -> Vec<f32> {
         let position = |position: usize| {

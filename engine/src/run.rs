@@ -1,7 +1,7 @@
-//! One run of a program: packed texts, and the values that its stages exchange.
+//! One run: packed texts, and the values that the program's stages exchange.
 //!
-//! A stage consists of tasks, which any threads can execute in any order: blocks of rows, or heads of texts. Each value
-//! is kept in parts, behind locks that are never contended: a part has one writer, and is read in later stages.
+//! A stage consists of tasks, which any threads can execute in any order: row blocks, or attention heads. Each value is
+//! kept in parts, behind locks that are never contended: a part has one writer, and is read in later stages.
 
 use std::{
     num::NonZeroUsize,
@@ -20,22 +20,22 @@ use crate::{
     },
 };
 
-/// Rows that are processed by all operations of a stage together. Their values fit into the second-level cache, and the weights are
-/// read once for all of them.
+/// Rows per block; all operations in a stage process a block before the next. Its values fit into the second-level
+/// cache, and the weights are read once per block.
 const MAX_BLOCK_ROWS: usize = 4 * MAX_ROWS;
-/// Attention of a text has one task per this number of tokens.
+/// Tokens per attention task.
 const TOKENS_PER_TASK: usize = 32;
-/// The largest number of tasks per text, which is enough for the threads of Lambda's largest functions.
+/// Maximum number of tasks per text; enough for the thread counts on Lambda's largest functions.
 const MAX_TASKS_PER_TEXT: usize = 16;
 
-/// A token of a text.
+/// A token, as table rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The row in the table of words.
+    /// Row in the word table.
     pub id: u32,
-    /// The row in the table of token types.
+    /// Row in the token-type table.
     pub type_id: u32,
-    /// The row in the table of positions.
+    /// Row in the position table.
     pub position: u32,
 }
 
@@ -44,8 +44,7 @@ pub struct Token {
 pub struct Text {
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// The number of tokens, from the first on, that all tokens attend to. The others are computed, and nothing else
-    /// depends on them.
+    /// Length of the prefix that all tokens attend to. Tokens beyond are computed, and nothing else depends on them.
     pub attended: usize,
 }
 
@@ -53,18 +52,18 @@ pub struct Text {
 #[derive(Debug)]
 pub struct Run {
     tokens: Vec<Token>,
-    /// The tokens of each text.
+    /// Token range per text.
     texts: Vec<Range<usize>>,
-    /// The tokens of each text that its tokens attend to.
+    /// Attended token range per text.
     attended: Vec<Range<usize>>,
-    /// The tasks of an attention stage: a text, and a part of its heads.
+    /// Attention tasks: a text, and a range of its heads.
     heads: Vec<HeadTask>,
-    /// The rows of a block.
+    /// Rows per block.
     block_rows: usize,
     values: Values,
 }
 
-/// The parts of each slot: blocks of rows, or, of attention, a part per text and head.
+/// Parts per slot: row blocks, or for attention, a part per text and head.
 pub type Values = Vec<Vec<RwLock<Vec<f32>>>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -74,17 +73,17 @@ struct HeadTask {
     parts: usize,
 }
 
-/// Buffers of a thread.
+/// Per-thread buffers.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// The values of a block of rows, by slot.
+    /// A block's values, by slot.
     values: Vec<Vec<f32>>,
     quantized: Quantized,
     head: Head,
 }
 
 impl Program {
-    /// Packs texts for a run on `threads` threads. `values` are those of an earlier run, whose memory is reused.
+    /// Packs texts for a run on `threads` threads. Reuses memory from an earlier run's `values`.
     pub fn pack<'a>(
         &self,
         texts: impl Iterator<Item = &'a Text>,
@@ -101,7 +100,7 @@ impl Program {
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
-        // The same number of blocks for each thread.
+        // Every thread gets the same number of blocks.
         let blocks = tokens.len().div_ceil(MAX_BLOCK_ROWS).next_multiple_of(threads.get());
         let block_rows = tokens.len().div_ceil(blocks.max(1)).max(1);
         values.resize_with(self.slots, Vec::new);
@@ -122,10 +121,9 @@ impl Program {
         Run { tokens, texts: ranges, attended, heads, block_rows, values }
     }
 
-    /// The memory that the values, the scratch buffers and the rotary tables of a run with one text of `tokens` tokens
-    /// take, in bytes.
+    /// Memory for values, scratch buffers and rotary tables in a run with one text of `tokens` tokens, in bytes.
     pub fn bytes(&self, tokens: usize, threads: NonZeroUsize) -> usize {
-        // Numbers per slot that the stages exchange, and those of a row.
+        // Numbers per slot: exchanged between stages, and per row.
         let (mut exchanged, mut row, mut head) = (vec![0; self.slots], vec![0; self.slots], 0);
         for stage in &self.stages {
             let stores = match stage {
@@ -155,7 +153,7 @@ impl Program {
 }
 
 impl Run {
-    /// The number of tasks of a stage.
+    /// Number of tasks in a stage.
     pub fn tasks(&self, stage: &Stage) -> usize {
         match stage {
             Stage::Rows(stage) => self.rows(stage.per).div_ceil(self.block_rows),
@@ -171,7 +169,7 @@ impl Run {
         }
     }
 
-    /// Executes one task of a stage, after all tasks of the stages before it.
+    /// Executes one task in a stage, after all tasks in earlier stages.
     pub fn execute(
         &self,
         program: &Program,
@@ -183,7 +181,7 @@ impl Run {
         instructions.call(Task { run: self, program, stage, task, scratch });
     }
 
-    /// The rows of each output for one text.
+    /// Rows per output for one text.
     pub fn outputs(&self, program: &Program, text: usize) -> Vec<Vec<f32>> {
         program.outputs.iter().map(|output| self.output(program, *output, text)).collect()
     }
@@ -212,12 +210,12 @@ impl Run {
         out
     }
 
-    /// The memory of the values.
+    /// Returns the values' memory for reuse.
     pub fn into_values(self) -> Values {
         self.values
     }
 
-    /// Calls `read` with `rows` of a value, which may be in several blocks.
+    /// Calls `read` with a value's `rows`, which may be in several blocks.
     #[inline(always)]
     fn each_part(&self, value: Value, rows: Range<usize>, mut read: impl FnMut(&[f32])) {
         let Value { slot, width, .. } = value;
@@ -268,7 +266,7 @@ impl KernelFn for Task<'_> {
     }
 }
 
-/// Executes a stage for one block of rows.
+/// Executes a stage for one block.
 #[inline(always)]
 fn rows<K: Kernel>(
     kernel: K,
@@ -367,7 +365,7 @@ fn rows<K: Kernel>(
     }
 }
 
-/// The largest outputs of one part of a layer, for all texts.
+/// Computes the per-output maximum over each text, for one output range.
 #[inline(always)]
 fn largest_outputs<K: Kernel>(
     kernel: K,
@@ -408,7 +406,7 @@ fn largest_outputs<K: Kernel>(
     }
 }
 
-/// Loads a block of a value that another stage has computed.
+/// Loads a block from a value that another stage has computed.
 #[inline(always)]
 fn load_block(
     run: &Run,
@@ -427,7 +425,7 @@ fn load_block(
     }
 }
 
-/// Joins the contexts of all heads to rows.
+/// Joins all heads' contexts into rows.
 #[inline(always)]
 fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
     let Value { per, width, slot } = value;
@@ -455,7 +453,7 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
     }
 }
 
-/// Attention of one head of one text.
+/// Attention for one text and head.
 #[inline(always)]
 fn attend<K: Kernel>(
     kernel: K,

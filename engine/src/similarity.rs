@@ -1,14 +1,14 @@
-//! The largest products of vectors, for late interaction.
+//! Maximum vector products, for late interaction.
 
 use crate::kernel::{InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Rows};
 
-/// Columns of a product.
+/// Columns per product.
 const COLUMNS: usize = 2 * LANES;
 
-/// The vectors of a query, in the order in which products read them.
+/// Query vectors, in the order in which products read them.
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// Vectors as columns, in panels of 32, of which the last one is padded with zeros.
+    /// Transposed vectors, in panels of 32; zeros pad the last one.
     panels: Vec<f32>,
     count: usize,
     width: usize,
@@ -16,7 +16,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// A query of vectors of `width` numbers, one after the other.
+    /// Creates a query from concatenated vectors with `width` numbers each.
     ///
     /// # Panics
     /// Panics if `width` is zero.
@@ -34,7 +34,7 @@ impl Query {
         Self { panels, count, width, instructions: InstructionSet::detected() }
     }
 
-    /// For each vector of the query, its largest product with one of the vectors of a document; 0 if there are none.
+    /// Each query vector's maximum product with a document vector; 0 if there are none.
     pub fn largest_products(&self, document: &[f32]) -> Vec<f32> {
         self.instructions.call(LargestProducts { query: self, document })
     }

@@ -1,4 +1,4 @@
-//! A program with the operations of an encoder has the same bits on every processor, which no test on one processor shows.
+//! An encoder's operations return the same bits on every processor, which no test on one processor shows.
 
 use std::num::NonZeroUsize;
 
@@ -12,7 +12,7 @@ use kivu_engine::{
 const WIDTH: usize = 32;
 const HEADS: usize = 2;
 const IDS: usize = 50;
-/// Not a multiple of the lanes.
+/// Not a multiple of the lane count.
 const OUTPUTS: usize = 27;
 /// On x86-64, by the reference in plain Rust.
 const RECORDED: u64 = 0x0345_5af9_678f_a245;
@@ -34,7 +34,7 @@ fn linear(
     let panels: Vec<[[i8; 4]; LANES]> = (0..outputs / LANES * WIDTH / 4)
         .map(|_| std::array::from_fn(|_| std::array::from_fn(|_| random.i8(..))))
         .collect();
-    // Of the weights of each block.
+    // Weight sum per block.
     let sum = |weights: &[[[i8; 4]; LANES]], output: usize| {
         weights.iter().flat_map(|weights| weights[output]).map(i32::from).sum()
     };
@@ -54,14 +54,14 @@ fn linear(
     }
 }
 
-/// Embeddings, attention with rotary positions and a window, a gated layer in blocks, a normalization of heads, residuals,
-/// and the poolings: the mean with a layer in fp32, the first and the last token, and the largest outputs of a layer.
+/// Embeddings, attention with rotary positions and a window, a blockwise gated layer, head normalization, residuals,
+/// and the poolings: mean with an fp32 layer, first and last token, and a layer's per-output maximum.
 fn program(activation: Activation) -> Program {
     use RowOperation::{
         Activation as Activate, Add, Dense as Project, Gate, Lookup, Norm as Normalize, Pool,
     };
     let random = &mut fastrand::Rng::with_seed(7);
-    // Those of texts are the last five.
+    // Per-text values are the last five.
     let mut widths = [WIDTH; 15];
     (widths[1], widths[5], widths[11], widths[13]) = (3 * WIDTH, 2 * WIDTH, OUTPUTS, OUTPUTS);
     let per = |id| if id < 10 { Per::Token } else { Per::Text };
@@ -136,7 +136,7 @@ fn program(activation: Activation) -> Program {
     }
 }
 
-/// The bits of the outputs for three texts, as a hash (FNV-1a, of words).
+/// Hashes three texts' outputs, word by word (FNV-1a).
 fn hash(program: &Program, instructions: InstructionSet, hash: u64) -> u64 {
     let random = &mut fastrand::Rng::with_seed(11);
     let texts: [Text; 3] = [1, 70, 33].map(|length| {

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Calls the reader that the environment variable `READER` names.
+/// Calls the reader named by the environment variable `READER`.
 ///
 /// # Panics
 /// If the reader panics or takes too much memory.

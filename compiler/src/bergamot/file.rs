@@ -1,8 +1,8 @@
-//! Marian's binary format for models in browsers: named matrices, mostly of 8-bit integers.
+//! Marian's binary format for browser models: named matrices, mostly int8.
 //!
-//! A file begins with its version and the number of items. For each item, the lengths of name, shape and data and the
-//! type of the data follow; then all names, all shapes, padding, and all data. Files are not trusted: each length is
-//! checked before data is read.
+//! A file begins with its version and item count. For each item, the lengths of name, shape and data and the data type
+//! follow; then all names, all shapes, padding, and all data. Files are not trusted: each length is checked before data
+//! is read.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use kivu::error::{Error, Result};
 
 /// The only version.
 const VERSION: u64 = 1;
-/// Limits far above those of any model.
+/// Limits far above any model's.
 const MAX_ITEMS: u64 = 1 << 16;
 const MAX_NAME_BYTES: u64 = 1 << 10;
 const MAX_AXES: u64 = 8;
-/// The types of data: text, floats, and integers in the layout of the intgemm library.
+/// Data types: text, floats, and integers in intgemm's layout.
 const TEXT: u64 = 0x0101;
 const FLOAT: u64 = 0x0404;
 const INTGEMM8: u64 = 0x4101;
 
-/// The name of the item with the model's options.
+/// Item with the model's options.
 const OPTIONS: &str = "special:model.yml";
-/// The only matrix of integers that is stored by rows; all others are stored by columns.
+/// The only integer matrix stored by rows; all others are stored by columns.
 pub(super) const WORDS: &str = "Wemb";
 
-/// The content of a file.
+/// A parsed file.
 #[derive(Debug)]
 pub(crate) struct File {
-    /// The matrices. Those that are stored by columns are transposed: they have a row per output.
+    /// Column-stored matrices are transposed: they have a row per output.
     pub(crate) matrices: BTreeMap<String, Weight>,
-    /// The options that the model was trained with.
+    /// Options that the model was trained with.
     pub(crate) options: Options,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct File {
 #[derive(Debug)]
 pub(crate) struct Options(BTreeMap<String, String>);
 
-/// The bytes that were not read yet.
+/// Unread bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl File {
-    /// Reads the bytes of a file.
+    /// Parses a file.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader(bytes);
         let [version, count] = reader.numbers()?;
@@ -144,7 +144,7 @@ impl Reader<'_> {
 
     fn shape(&mut self, axes: u64) -> Result<Vec<usize>> {
         let sides = self.take(axes * 4)?.as_chunks::<4>().0.iter();
-        // A negative side is refused like one that is too long.
+        // A negative side is refused like an overlong one.
         Ok(sides.map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX)).collect())
     }
 }
@@ -162,7 +162,7 @@ impl Options {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// The option called `name`, which must be a number.
+    /// Parses the option called `name` as a number.
     pub(crate) fn number(&self, name: &str) -> Result<usize> {
         self.text(name).parse().map_err(|_| {
             Error::model(format!(
@@ -177,7 +177,7 @@ impl Options {
 mod tests {
     use super::*;
 
-    /// A file of the given items: name, type, shape and data.
+    /// Builds a file from items: name, type, shape and data.
     fn written(items: &[(&str, u64, &[i32], Vec<u8>)]) -> Vec<u8> {
         let mut file = [VERSION, items.len() as u64].map(u64::to_le_bytes).concat();
         for (name, kind, shape, data) in items {

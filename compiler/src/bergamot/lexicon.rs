@@ -1,8 +1,8 @@
-//! The lexical shortlist of a Bergamot student, in the format of its own engine.
+//! A Bergamot student's lexical shortlist, in its own engine's format.
 //!
-//! A file begins with six 64-bit numbers: a magic number, a checksum, the number of first ids that are always allowed,
-//! the limit of ids per list, and the lengths of the two parts that follow: the offsets of each source token's list
-//! and of the end (64 bits each), and the lists (32 bits per id).
+//! A file begins with six 64-bit numbers: a magic number, a checksum, the count of always-allowed first ids, the
+//! maximum list length, and the lengths of the two parts that follow: the offsets of each source token's list and of
+//! the end (64 bits each), and the lists (32 bits per id).
 
 use kivu::{
     error::{Error, Result},
@@ -12,7 +12,7 @@ use kivu::{
 const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;
 
-/// Reads the bytes of a file, which is not trusted, for a model with `vocabulary` tokens.
+/// Reads an untrusted shortlist file for a model with `vocabulary` tokens.
 pub(crate) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let damaged = |what: &str| {
         Error::model(format!(

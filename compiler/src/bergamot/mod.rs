@@ -27,16 +27,16 @@ use kivu::{
     repository::bundle::hex,
 };
 
-/// The limit of tokens in a text: the models were trained on sentences.
+/// Maximum number of tokens per text: the models were trained on sentences.
 const MAX_TOKENS: usize = 512;
-/// The limit of generated tokens per source token, from the models' own options.
+/// Maximum number of generated tokens per source token, from the models' own options.
 const LENGTH_FACTOR: f32 = 2.5;
-/// The tokens for the end of a text and for unknown text, by id.
+/// End-of-text and unknown tokens, by id.
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
-/// A character that normalized texts do not contain.
+/// A character that normalized texts never contain.
 const NEVER: char = '\u{1}';
 
-/// Whether `folder` looks like that of a student.
+/// Whether `folder` looks like a student's.
 pub(super) fn is_in(folder: &Path) -> bool {
     !folder.join(ConfigFile::NAME).is_file() && matches!(find(folder, "model."), Ok(Some(_)))
 }
@@ -82,7 +82,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     })
 }
 
-/// The languages in the name of a model's file: `model.enpt.intgemm.alphas.bin`.
+/// Parses the languages in a model's file name: `model.enpt.intgemm.alphas.bin`.
 fn languages(model: &Path) -> Option<Languages> {
     let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
     let is_pair = pair.len() == 4 && pair.bytes().all(|letter| letter.is_ascii_lowercase());
@@ -90,7 +90,7 @@ fn languages(model: &Path) -> Option<Languages> {
     Some(Languages::Pair { source: source.into(), target: target.into() })
 }
 
-/// The tokenizer with special tokens that no text can contain, so that `</s>` in a text does not end it.
+/// Gives the tokenizer special tokens that no text can contain, so that `</s>` in a text does not end it.
 pub(super) fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
@@ -119,7 +119,7 @@ fn require(folder: &Path, prefix: &str) -> Result<PathBuf> {
     })
 }
 
-/// The first file whose name begins with `prefix` and ends with `.bin`.
+/// Finds the first file with a name that begins with `prefix` and ends with `.bin`.
 fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
     let is_found = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());

@@ -1,4 +1,4 @@
-//! A Bergamot student as a translation model, its matrices renamed like those of other families.
+//! A Bergamot student as a translation model, with matrix names as in other families.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// The class, which the files do not name.
+/// Class name; the files do not state it.
 const ARCHITECTURE: &str = "BergamotStudent";
-/// The limit of decoder steps: 2.5 times the limit of source tokens, and the first step.
+/// Maximum number of decoder steps: 2.5 times the source token limit, and the first step.
 pub(super) const MAX_POSITIONS: usize = 1281;
 const SINUSOIDS: Sinusoids = Sinusoids { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None };
-/// Marian's epsilon of normalizations.
+/// Marian's normalization epsilon.
 const EPSILON: f32 = 1e-6;
 
 const SHARED: &str = "shared.weight";
 const BIAS: &str = "final_logits_bias";
 
-/// The options of the supported kind of model.
+/// Options that a supported model has.
 const OPTIONS: [(&str, &str); 9] = [
     ("type", "transformer"),
     ("dec-cell", "ssru"),
@@ -35,7 +35,7 @@ const OPTIONS: [(&str, &str); 9] = [
     ("transformer-train-position-embeddings", "false"),
 ];
 
-/// The model in a file, and its weights; `sha256` is that of the file.
+/// Builds the model and its weights; `sha256` is the file's hash.
 pub(crate) fn model(file: File, sha256: String) -> Result<(Seq2SeqModel, Weights)> {
     let File { matrices, options } = file;
     let rows = matrices.get(WORDS).and_then(|matrix| matrix.shape.first().copied());
@@ -106,7 +106,7 @@ fn missing(name: &str) -> Error {
     Error::model(format!("expected the matrix `{name}` in the model, but found none of that name"))
 }
 
-/// The matrices of a file, and those that were renamed.
+/// The file's matrices, and the renamed ones.
 struct Matrices {
     file: BTreeMap<String, Weight>,
     renamed: BTreeMap<String, Weight>,
@@ -144,7 +144,7 @@ impl Matrices {
         self.norm(&format!("{theirs}_ffn_ffn"), &format!("{ours}.final_layer_norm"))
     }
 
-    /// The SSRU, whose candidate has no bias.
+    /// The SSRU; its candidate has no bias.
     fn memory(&mut self, theirs: &str, ours: &str, hidden: usize) -> Result<()> {
         self.rename(&format!("{theirs}_rnn_W"), &format!("{ours}.rnn.candidate.weight"))?;
         self.rename(&format!("{theirs}_rnn_Wf"), &format!("{ours}.rnn.forget.weight"))?;

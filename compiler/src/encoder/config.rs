@@ -1,5 +1,4 @@
-//! The description of an encoder: what its layers consist of, and the names of its weights. Readers of `config.json` are in
-//! `families`.
+//! Encoder description: layer structure and weight names. `config.json` readers are in `families`.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +14,28 @@ use kivu::{
     pipeline::scores::ScoreFunction,
 };
 
-/// The ends of the class names of models with a head for labels.
+/// Class name suffixes for models with a label head.
 const CLASSIFIERS: [(&str, HeadKind); 2] =
     [("ForSequenceClassification", HeadKind::Text), ("ForTokenClassification", HeadKind::Tokens)];
 
-/// The limit of `num_labels`, far above that of any text classifier.
+/// Maximum `num_labels`, far above any text classifier's.
 const MAX_LABELS: usize = 1 << 16;
 
-/// Longer texts are computed in blocks of queries, in ONNX Runtime.
+/// Longer texts are computed in query blocks, in ONNX Runtime.
 const MAX_TOKENS_AT_ONCE: usize = 1024;
 
-/// The properties of an encoder that pooling and truncation depend on, whether its weights are supported or not.
+/// Encoder properties for pooling and truncation, whether or not the weights are supported.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// The class that the weights were trained as, or the model type if no class is named.
+    /// Class that the weights were trained as, or the model type if no class is named.
     pub(crate) architecture: String,
-    /// The width of a token's vector.
+    /// Width of a token's vector.
     pub(crate) hidden: usize,
-    /// The number of tokens that the model has positions for.
+    /// Number of tokens that the model has positions for.
     pub(crate) max_positions: usize,
 }
 
-/// An encoder: what its layers consist of.
+/// An encoder's layer structure.
 #[derive(Debug)]
 pub(crate) struct EncoderConfig {
     pub(crate) facts: Facts,
@@ -47,34 +46,34 @@ pub(crate) struct EncoderConfig {
     pub(super) norm: NormKind,
     pub(super) epsilon: f32,
     pub(super) positions: Positions,
-    /// The rows of the token type table; 0 if the model has none.
+    /// Rows in the token type table; 0 if the model has none.
     pub(super) types: usize,
     /// Layers take these in turn.
     pub(super) spans: Vec<Span>,
-    /// The effect of distances on attention, besides that of rotated queries and keys.
+    /// Distance bias in attention scores, besides rotary positions.
     pub(super) bias: Bias,
-    /// The linear layers that have biases.
+    /// Linear layers with biases.
     pub(super) biases: Biases,
     pub(super) names: &'static Names,
-    /// The head, in models that classify.
+    /// Label head, in classifiers.
     pub(crate) head: Option<Head>,
-    /// How a head reads vectors of tokens.
+    /// How a head reads token vectors.
     pub(super) head_input: HeadInput,
     pub(super) details: Details,
 }
 
-/// The parts of a description that most families lack.
+/// Details that most families lack.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Details {
     /// Whether queries and keys are normalized head by head.
     pub(super) norms_each_head: bool,
-    /// The factor of word embeddings.
+    /// Factor for word embeddings.
     pub(super) word_scale: Option<f32>,
-    /// The factor of products of queries and keys, if it is not that of the heads' width.
+    /// Factor for query-key products, if not derived from the head width.
     pub(super) attention_scale: Option<f32>,
-    /// Whether a head that predicts words adds a bias to its logits.
+    /// Whether a word prediction head adds a bias to its logits.
     pub(super) predicts_with_bias: bool,
-    /// Whether the matrix of logits is the table of words.
+    /// Whether the output matrix is the word embedding table.
     pub(super) ties_words: bool,
 }
 
@@ -90,17 +89,17 @@ impl Default for Details {
     }
 }
 
-/// The heads of attention.
+/// Attention heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     pub(super) queries: usize,
-    /// The heads of keys and of values, each of which serves as many heads of queries.
+    /// Key and value heads; each serves the same number of query heads.
     pub(super) keys: usize,
-    /// The values of a head.
+    /// Head width.
     pub(super) width: usize,
 }
 
-/// The feed-forward part of a layer.
+/// A layer's feed-forward part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FeedForward {
     pub(super) width: usize,
@@ -108,7 +107,7 @@ pub(super) struct FeedForward {
     pub(super) gate: Gate,
 }
 
-/// Which half of the first matrix's output is activated and then multiplied by the other half.
+/// Which half of the first matrix's output is activated before multiplying it by the other half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gate {
     /// The feed-forward part has no gate.
@@ -117,41 +116,41 @@ pub(super) enum Gate {
     Second,
 }
 
-/// The positions that are added to words.
+/// Positions added to words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Positions {
     None,
-    /// A table of positions that count from 0.
+    /// A position table, counted from 0.
     Table,
-    /// A table of positions that count from the one after the id of padding (RoBERTa, after fairseq).
+    /// A position table, counted from the one after the padding id (RoBERTa, after fairseq).
     TableAfter {
         padding: i64,
     },
 }
 
-/// The tokens that a layer attends to, and how it rotates queries and keys.
+/// A layer's attention window and rotary positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) reach: Reach,
     pub(super) rotary: Option<Rotary>,
 }
 
-/// The effect of the distance between two tokens on their attention.
+/// How the distance between two tokens affects their attention.
 #[derive(Debug)]
 pub(super) enum Bias {
     None,
-    /// Each head has a value for each bucket of distances, the same in all layers.
+    /// Each head has a value per distance bucket, the same in all layers.
     Relative {
         table: &'static str,
         buckets: Buckets,
     },
-    /// The distance times a slope of each head is subtracted.
+    /// Subtracts the distance times a per-head slope.
     Alibi,
     /// DeBERTa's.
     Disentangled(Disentangled),
 }
 
-/// The linear layers that have biases.
+/// Which linear layers have biases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Biases {
     pub(super) projections: bool,
@@ -163,21 +162,21 @@ pub(super) struct Biases {
 /// Attention to distances, and a convolution, in DeBERTa.
 #[derive(Debug)]
 pub(super) struct Disentangled {
-    /// The divisor of attention scores.
+    /// Divisor for attention scores.
     pub(super) scale: f32,
-    /// None in models that ignore distances.
+    /// `None` in models that ignore distances.
     pub(super) distances: Option<Distances>,
-    /// None in models without a convolution.
+    /// `None` in models without a convolution.
     pub(super) convolution: Option<Convolution>,
 }
 
-/// The head of a model that classifies.
+/// A classifier's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: HeadKind,
     /// The labels, by id.
     pub(crate) labels: Vec<String>,
-    /// The function that turns logits into scores.
+    /// Function from logits to scores.
     pub(crate) function: ScoreFunction,
 }
 
@@ -188,48 +187,48 @@ pub(crate) enum HeadKind {
     Tokens,
 }
 
-/// The part of a head before the labels: a linear layer, an activation, and a normalization in some families.
+/// Head layers before the labels: a linear layer, an activation, and in some families a normalization.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadInput {
     pub(super) activation: Activation,
     pub(super) has_bias: bool,
-    /// Whether it reads the mean of all tokens instead of the first.
+    /// Whether it reads the mean over all tokens instead of the first.
     pub(super) is_mean: bool,
 }
 
-/// The names of a family's weights.
+/// Weight names in a family.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// The prefix of the body in models with a head.
+    /// Body prefix in models with a head.
     pub(super) prefix: &'static str,
-    /// The table of word embeddings.
+    /// Word embedding table.
     pub(super) words: &'static str,
-    /// The normalization of embeddings; `None` in models without.
+    /// Embedding normalization; `None` in models without one.
     pub(super) embedding_norm: Option<&'static str>,
     pub(super) layer: &'static str,
     /// Queries, keys and values: three matrices, or one.
     pub(super) projections: &'static [&'static str],
-    /// The normalizations of queries and of keys.
+    /// Query and key normalizations.
     pub(super) query_key_norms: Option<[&'static str; 2]>,
     pub(super) attention_output: &'static str,
     pub(super) norms: Norms,
-    /// The first matrix of the feed-forward part, or its two halves.
+    /// The first feed-forward matrix, or its two halves.
     pub(super) up: &'static [&'static str],
     pub(super) down: &'static str,
-    /// The head's layer before the labels, and whether it is part of the body.
+    /// The head's layer before the labels, and whether it belongs to the body.
     pub(super) dense: (&'static str, bool),
     /// The normalization after it.
     pub(super) dense_norm: Option<&'static str>,
     pub(super) labels: &'static str,
 }
 
-/// The normalizations of a layer, and of the output.
+/// Normalizations in a layer and at the output.
 #[derive(Debug)]
 pub(super) enum Norms {
-    /// Of the sum of a part's input and output; a second normalization adds the input again.
+    /// Normalizes the sum of a part's input and output; a second normalization adds the input again.
     After { attention: &'static [&'static str], output: &'static str },
-    /// Of a part's input; the first layer's, unless `is_first_normal`, has none in attention.
-    /// Each part's output is normalized too if there are names in `after`.
+    /// Normalizes a part's input; the first layer's attention has none unless `is_first_normal`. Each part's output is
+    /// normalized too if there are names in `after`.
     Before {
         attention: &'static str,
         feed_forward: &'static str,
@@ -239,11 +238,11 @@ pub(super) enum Norms {
     },
 }
 
-/// The table of word embeddings, in most families.
+/// Word embedding table, in most families.
 pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 
 impl EncoderConfig {
-    /// Whether the native engine has all parts of the graph.
+    /// Whether the native engine supports the whole graph.
     pub(super) fn suits_native_engine(&self) -> bool {
         let widths = [self.facts.hidden, self.feed_forward.width];
         let is_fixed = |span: &Span| span.rotary.is_none_or(|rotary| rotary.is_fixed());
@@ -256,13 +255,13 @@ impl EncoderConfig {
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
-    /// Whether linear layers in int8 have a scale for each token in ONNX Runtime, besides those with blocks of queries:
-    /// vectors that are normalized by their root mean square keep values that are far from the others.
+    /// Whether int8 linear layers have a per-token scale in ONNX Runtime even without query blocks: after root mean
+    /// square normalization, some values remain outliers.
     pub(super) fn scales_each_token(&self) -> bool {
         matches!(self.norm, NormKind::RootMeanSquare { .. })
     }
 
-    /// Whether positions affect attention itself, and not only the vectors of tokens.
+    /// Whether positions affect attention itself, not only token vectors.
     pub(super) fn attends_by_position(&self) -> bool {
         let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
         matches!(self.bias, Bias::Alibi)
@@ -270,12 +269,12 @@ impl EncoderConfig {
             || self.spans.iter().any(is_special)
     }
 
-    /// Whether tokens have no positions, only distances, so that the longest text is not a property of the weights.
+    /// Whether tokens have no positions, only distances, so that the weights do not determine the maximum length.
     pub(super) fn depends_on_distances_only(&self) -> bool {
         self.positions == Positions::None && self.disentangled().is_some()
     }
 
-    /// Whether attention in ONNX Runtime needs blocks of queries.
+    /// Whether attention in ONNX Runtime needs query blocks.
     pub(super) fn needs_blocks(&self) -> bool {
         match self.bias {
             Bias::Disentangled(_) | Bias::Relative { .. } => false,
@@ -301,7 +300,7 @@ impl EncoderConfig {
         }
     }
 
-    /// The factor of attention scores of all queries together, if it is not that of the heads' width.
+    /// Factor for attention scores when all queries attend at once, if not derived from the head width.
     pub(super) fn scale_at_once(&self) -> Option<f32> {
         self.disentangled().map(|settings| 1.0 / settings.scale).or(self.details.attention_scale)
     }
@@ -313,7 +312,7 @@ impl EncoderConfig {
         }
     }
 
-    /// The matrices of queries, keys and values in the given layer; one that contains all three, or three.
+    /// Query, key and value matrices in the given layer; one that contains all three, or three.
     pub(super) fn projections(&self, layer: usize) -> Vec<Projection> {
         let Heads { queries, keys, width } = self.heads;
         let outputs = match self.names.projections {
@@ -329,7 +328,7 @@ impl EncoderConfig {
         Projection { name: format!("{}{layer}.{name}", self.names.layer), outputs, has_bias }
     }
 
-    /// The first matrix of the feed-forward part, or its two halves.
+    /// The first feed-forward matrix, or its two halves.
     pub(super) fn up(&self, layer: usize) -> Vec<Projection> {
         let FeedForward { width, gate, .. } = self.feed_forward;
         let outputs = if gate == Gate::None { width } else { 2 * width };
@@ -362,20 +361,20 @@ impl HeadInput {
     }
 }
 
-/// The number of rows of a table up to that of padding.
+/// Table row count up to and including the padding row.
 pub(super) fn rows_up_to(id: i64) -> usize {
     usize::try_from(id).unwrap_or(0).saturating_add(1)
 }
 
 impl Head {
-    /// A head whose labels have no names.
+    /// A head with unnamed labels.
     pub(super) fn unnamed(kind: HeadKind, labels: usize) -> Self {
         let function = if labels == 1 { ScoreFunction::Sigmoid } else { ScoreFunction::Softmax };
         let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
         Self { kind, labels, function }
     }
 
-    /// The head that a config describes, as `transformers` reads it; `None` if its class has none.
+    /// Reads the head that a config describes, as `transformers` does; `None` if its class has none.
     pub(crate) fn read(config: &ConfigFile) -> Result<Option<Self>> {
         let found = CLASSIFIERS.iter().find(|(end, _)| config.architecture().ends_with(end));
         let Some((_, kind)) = found else { return Ok(None) };

@@ -1,5 +1,4 @@
-//! Heads of the families of decoders, which read the vector of the last token: scores for labels, and the logits of `yes`
-//! and `no`.
+//! Heads for decoder families, which read the last token's vector: label scores, and `yes` and `no` logits.
 
 use super::{
     config::{EncoderConfig, HeadKind},
@@ -22,25 +21,25 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// The end of the class names of models that generate text.
+/// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
 
-/// A sentence of the template of Qwen3-Reranker, which other templates do not have.
+/// A sentence specific to Qwen3-Reranker's template.
 const JUDGE: &str =
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
 
-/// The instruction that the authors of Qwen3-Reranker use by default.
+/// Default instruction by Qwen3-Reranker's authors.
 const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
-/// The scores of a decoder in the output `output`, if it has a head or ranks by the logits of two tokens. Removes the
-/// head of `config`, since the modules contain it.
+/// Builds a decoder's scores as output `output`, if it has a head or ranks by two tokens' logits. Removes `config`'s
+/// head, since the modules contain it.
 pub(super) fn head(
     plan: &Plan,
     config: &mut EncoderConfig,
     weights: &Weights,
     (tokenizer, output): (&[u8], &'static str),
 ) -> Result<Option<(ClassificationSettings, Modules)>> {
-    // The heads of other families begin with a dense layer.
+    // Heads in other families begin with a dense layer.
     if !config.names.dense.0.is_empty() {
         return Ok(None);
     }
@@ -72,7 +71,7 @@ pub(super) fn head(
     let Some([yes, no]) = tokens(plan, config, tokenizer)? else { return Ok(None) };
     let matrix = logit_matrix(config, weights, "lm_head.weight")?;
     let row = |token: u32| matrix.values.chunks_exact(hidden).nth(token as usize).unwrap_or_default();
-    // The sigmoid of the difference is the probability of `yes` among the two.
+    // The difference's sigmoid is the probability of `yes` among the two.
     let difference: Vec<f32> = row(yes).iter().zip(row(no)).map(|(yes, no)| yes - no).collect();
     if difference.len() != hidden {
         return Err(Error::model(format!(
@@ -89,7 +88,7 @@ pub(super) fn head(
     Ok(Some((settings, Modules::of_last_token(hidden, difference, output))))
 }
 
-/// The tokens whose logits are compared, if the model ranks: those that its files name, or `yes` and `no`.
+/// Tokens for the logit comparison, if the model ranks: named by its files, or `yes` and `no`.
 fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Option<[u32; 2]>> {
     if let Some(tokens) = logit_score(&plan.folder, JUDGE)? {
         return Ok(Some(tokens));
@@ -112,7 +111,7 @@ fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Optio
     Ok(Some([token("yes")?, token("no")?]))
 }
 
-/// The template of Qwen3-Reranker, with the instruction that its authors use by default.
+/// Qwen3-Reranker's template, with its authors' default instruction.
 fn template() -> PairTemplate {
     PairTemplate {
         prefix: format!(

@@ -1,9 +1,8 @@
 //! DeBERTa's disentangled attention and convolution, as parts of an encoder's graph.
 //!
-//! One term of an attention score is the product of a token's query with another token's key. Two more terms depend on
-//! the distance of the tokens: the product of the query with a key that represents the distance, and of the key with
-//! a query that represents it. The keys and queries of distances are the same for all texts and are constants of the
-//! graph. Far distances share them in buckets.
+//! One term in an attention score is the product of a token's query and another token's key. Two more terms depend on
+//! the distance between the tokens: the query times a distance key, and the key times a distance query. Distance keys
+//! and queries are the same for all texts and are graph constants. Far distances share them in buckets.
 
 use super::{
     config::{Disentangled, EncoderConfig},
@@ -16,45 +15,44 @@ use crate::{
 };
 use kivu::error::Result;
 
-/// The limit of tokens that are multiplied by the same rows of distances.
+/// Maximum number of tokens multiplied by the same distance rows.
 ///
-/// All tokens of a text together need twice as many rows as one of them. At 768 values per token, blocks of 64 take
-/// 4 % off a text of 256 tokens and 8 % off one of 512; the shortest texts are a single block.
+/// All tokens in a text together need twice as many rows as one token. At 768 values per token, blocks of 64 take 4 %
+/// off a text with 256 tokens and 8 % off one with 512; the shortest texts are a single block.
 const BLOCK: usize = 64;
 
-/// Values that depend only on a text's length and padding, which all layers share.
+/// Values that depend only on a text's length and padding; all layers share them.
 pub(super) struct Text {
     /// 1 for tokens and 0 for padding, as a column.
     present: Value,
-    /// None in models that ignore distances.
+    /// `None` in models that ignore distances.
     pub(super) windows: Option<Windows>,
 }
 
-/// The products of tokens and distances, for texts of one length.
+/// Token-distance products, for texts of one length.
 ///
 /// Tokens are split into blocks of equal size; the last block is padded with the text's last token. Each block is
-/// multiplied by a window of a table's rows: the rows of all distances that any of its tokens has, the farthest
-/// behind first.
+/// multiplied by a window of table rows: one for every distance of its tokens, the farthest behind first.
 pub(super) struct Windows {
     distances: Distances,
     heads: usize,
-    /// The values of a head.
+    /// Head width.
     width: usize,
-    /// The divisor of attention scores.
+    /// Divisor for attention scores.
     scale: f32,
-    /// The embeddings of distances, one per row.
+    /// Distance embeddings, one per row.
     embeddings: Vec<f32>,
-    /// The tokens of each block.
+    /// Tokens per block, as indices.
     blocks: Value,
-    /// The table's rows that each block is multiplied by.
+    /// Table rows per block.
     rows: Value,
-    /// The table's rows of the distances from the first token to each.
+    /// Table rows for the distances from the first token to each.
     rows_of_first: Value,
-    /// The number of a block's products if each token has one less.
+    /// Number of products in a block if each token has one less.
     kept: Value,
-    /// The shape of all products if each token has one less.
+    /// Shape of all products if each token has one less.
     sheared: Value,
-    /// The bounds of the products of the text's own distances, among tokens and among a token's products.
+    /// Bounds, among the products, of the text's own distances.
     from: Value,
     to: Value,
 }
@@ -77,12 +75,12 @@ impl Text {
         Ok(Self { present, windows })
     }
 
-    /// Sets the vectors of padding to zero.
+    /// Zeroes padding vectors.
     pub(super) fn without_padding(&self, layers: &mut Layers<'_>, tokens: &Value) -> Value {
         layers.graph.node("Mul", &[tokens, &self.present], vec![])
     }
 
-    /// Adds a convolution of the embeddings to the output of the first layer.
+    /// Convolves the embeddings and adds the result to the first layer's output.
     pub(super) fn convolve(
         &self,
         layers: &mut Layers<'_>,
@@ -132,7 +130,7 @@ impl Windows {
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
         let blocks = node("Add", &[length, &rest]);
         let blocks = node("Div", &[&blocks, &size]);
-        // As even as possible: the text's length divided by the number of blocks, rounded up.
+        // As even as possible: text length divided by block count, rounded up.
         let tokens = node("Add", &[length, &blocks]);
         let tokens = node("Sub", &[&tokens, &one]);
         let tokens = node("Div", &[&tokens, &blocks]);
@@ -173,8 +171,8 @@ impl Windows {
         })
     }
 
-    /// The sum of the terms of distances in the scores of a layer whose weights begin with `attention`. With
-    /// `is_first_only`, the scores are those of the first token only.
+    /// Sums the distance terms in a layer's scores; the layer's weight names begin with `attention`. With
+    /// `is_first_only`, the scores are only the first token's.
     pub(super) fn bias(
         &self,
         layers: &mut Layers<'_>,
@@ -195,7 +193,7 @@ impl Windows {
             });
         }
         if self.distances.has_queries {
-            // Among blocks, the distances have the other sign, since the block's tokens are those attended to.
+            // Among blocks, distances have the opposite sign, since a block's tokens are the attended ones.
             let order = if is_first_only { Order::Rising } else { Order::Falling };
             let table = self.table(layers, attention, Side::Queries, order)?;
             terms.push(match is_first_only {
@@ -222,10 +220,10 @@ impl Windows {
         layers.graph.node("Gather", &[table, &self.rows_of_first], vec![integer("axis", 1)])
     }
 
-    /// The products of each token's vector with the row of its distance to each token.
+    /// Multiplies each token's vector by the row for its distance to each token.
     ///
-    /// Among a block's products with its window, a token's own begin one earlier than those of the token before,
-    /// since it is one farther behind any other. Read in rows that are one shorter, all begin in the same column.
+    /// Among a block's products with its window, a token's own begin one earlier than the previous token's, since it is
+    /// one farther behind any other. Read in rows that are one shorter, all begin in the same column.
     fn products(&self, layers: &mut Layers<'_>, tokens: &Value, table: &Value) -> Value {
         let shape = self.head_shape(layers);
         let graph = &mut layers.graph;
@@ -244,7 +242,7 @@ impl Windows {
         graph.node("Slice", &[&products, &self.from, &self.to, &axes], vec![])
     }
 
-    /// The vectors of tokens, split into heads.
+    /// Splits token vectors into heads.
     fn by_head(&self, layers: &mut Layers<'_>, tokens: &Value) -> Value {
         let shape = self.head_shape(layers);
         let tokens = layers.graph.node("Reshape", &[tokens, &shape], vec![]);
@@ -255,7 +253,7 @@ impl Windows {
         layers.graph.integers("heads", &[0, 0, self.heads as i64, self.width as i64])
     }
 
-    /// The keys or queries of distances in one layer, by head, divided by the scale of scores.
+    /// Distance keys or queries in one layer, by head, divided by the score scale.
     fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side, order: Order) -> Result<Value> {
         let hidden = layers.hidden;
         let name = format!("{attention}.{}", self.distances.projection(side));
@@ -270,7 +268,7 @@ impl Windows {
     }
 }
 
-/// The embeddings of distances, one per row.
+/// Reads distance embeddings, one per row.
 fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
     let Layers { weights, hidden, epsilon, .. } = *layers;
     let rows = 2 * distances.span() as usize;

@@ -1,5 +1,4 @@
-//! DeBERTa's distances between tokens: their settings, the rows of the table that embeds them, and the keys and queries
-//! that are computed from it.
+//! DeBERTa's token distances: settings, embedding table rows, and the keys and queries computed from them.
 
 use crate::{
     config::{ConfigFile, OneOrMany},
@@ -7,20 +6,20 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// How attention uses the distance from a token to the token that attends to it.
+/// How attention uses the distance between two tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Distances {
-    /// Whether distances have keys, for the queries of tokens (content to position).
+    /// Whether distances have keys, multiplied by token queries (content to position).
     pub(super) has_keys: bool,
-    /// Whether distances have queries, for the keys of tokens (position to content).
+    /// Whether distances have queries, multiplied by token keys (position to content).
     pub(super) has_queries: bool,
     /// The rows for each direction if far distances share rows; each distance has its own otherwise.
     pub(super) buckets: Option<i64>,
     /// All distances from here on are treated alike.
     pub(super) max: i64,
-    /// Whether the embeddings of distances are normalized.
+    /// Whether distance embeddings are normalized.
     pub(super) is_normalized: bool,
-    /// Whether the keys and queries of distances are computed by the projections of tokens.
+    /// Whether distance keys and queries are computed by the token projections.
     pub(super) shares_projections: bool,
 }
 
@@ -51,24 +50,24 @@ impl Convolution {
     }
 }
 
-/// The two uses of the embedding of a distance.
+/// The two uses for a distance embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Keys,
     Queries,
 }
 
-/// The order of the rows in a table of distances.
+/// Row order in a distance table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// From far ahead of the other token to far behind it, as [`Distances::row`] numbers them.
+    /// From far ahead of the other token to far behind it, as numbered by [`Distances::row`].
     Rising,
     Falling,
 }
 
 impl Distances {
-    /// The settings, none if the model ignores distances, and the number of terms that `config` lists for them.
-    /// `positions` is the number of tokens of the longest text.
+    /// Reads the settings, `None` if the model ignores distances, and the number of terms listed in `config`.
+    /// `positions` is the maximum text length in tokens.
     pub(super) fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
         // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
@@ -116,26 +115,26 @@ impl Distances {
         self.buckets.unwrap_or(self.max)
     }
 
-    /// The bucket of a distance: near distances have one each, farther ones share buckets by their logarithm.
+    /// Distance bucket: near distances have one each, farther ones share logarithmic buckets.
     fn bucket(&self, distance: i64) -> i64 {
         let Some(buckets) = self.buckets else { return distance };
         let middle = buckets / 2;
         if distance.abs() <= middle {
             return distance;
         }
-        // In the precision of PyTorch, on which the buckets of some distances depend.
+        // In PyTorch's precision, which decides the buckets of some distances.
         let far = (self.max - 1) as f64 / middle as f64;
         let share = (distance.abs() as f32 / middle as f32).ln() / (far as f32).ln();
         distance.signum() * ((share * (middle - 1) as f32).ceil() as i64 + middle)
     }
 
-    /// The row of a distance in a table of [`Order::Rising`].
+    /// A distance's row in a table in [`Order::Rising`].
     pub(super) fn row(&self, distance: i64) -> i64 {
         self.bucket(distance).clamp(-self.span(), self.span()) + self.span()
     }
 
-    /// The rows of the model's table in the given order. The model's table has no row for the farthest bucket behind,
-    /// which has the row before it.
+    /// The model's table rows in the given order. The table has no row for the farthest bucket behind, which uses the
+    /// row before it.
     pub(super) fn order(&self, order: Order) -> Vec<usize> {
         let last = 2 * self.span() as usize;
         let rows = (0..=last).map(|row| row.min(last - 1));
@@ -165,7 +164,7 @@ pub(super) fn normalize(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f
     }
 }
 
-/// Applies a linear layer to each row; a row of its weight produces one value.
+/// Applies a linear layer to each row; each weight row produces one value.
 pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     let width = (weight.len() / bias.len().max(1)).max(1);
     let mut values = Vec::with_capacity(rows.len() / width * bias.len());
@@ -175,7 +174,7 @@ pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     values
 }
 
-/// The dot product, in eight sums, which is several times as fast as one sum and more exact.
+/// Dot product in eight partial sums: several times as fast as one, and more exact.
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<8>(), right.as_chunks::<8>());
     let mut sums = [0.0_f32; 8];
@@ -188,7 +187,7 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.sum::<f32>()
 }
 
-/// The given rows of a matrix with `heads` times `width` values per row, one head after the other.
+/// Selects matrix rows with `heads` times `width` values each, one head after the other.
 pub(super) fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usize; 2]) -> Vec<f32> {
     let mut values = Vec::with_capacity(rows.len() * heads * width);
     for head in 0..heads {

@@ -1,5 +1,5 @@
-//! GLiNER: an encoder that reads labels in front of a text, and a head for spans of words. Its settings are in
-//! `gliner_config.json`, with those of the encoder.
+//! GLiNER: an encoder that reads labels in front of a text, and a span head. Model and encoder settings are in
+//! `gliner_config.json`.
 
 use std::path::Path;
 
@@ -30,21 +30,21 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// The settings of the model.
+/// Model settings.
 pub(crate) const GLINER: &str = "gliner_config.json";
-/// The `model_type` of encoders whose settings do not name it.
+/// Default `model_type` for encoders.
 pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
-/// The SentencePiece model of DeBERTa v3.
+/// DeBERTa v3's SentencePiece model.
 const PIECES: &str = "spm.model";
-/// The files that have a tokenizer, in order of preference.
+/// Tokenizer files, in order of preference.
 const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
-/// The prefix of the encoder's weights.
+/// Prefix for encoder weights.
 const PREFIX: &str = "token_rep_layer.bert_layer.model.";
-/// The maximum number of tokens of models whose attention depends on distances only.
+/// Maximum number of tokens if attention depends on distances only.
 const MAX_TOKENS: usize = 1024;
-/// The maximum width of the head's vectors, far above that of published models.
+/// Maximum head width, far above published models.
 const MAX_WIDTH: usize = 1 << 16;
-/// Fields of other kinds of GLiNER, with these kinds.
+/// Fields that identify other kinds of GLiNER.
 const OTHER_KINDS: [(&str, &str); 4] = [
     ("labels_encoder", "an encoder for labels (bi-encoder)"),
     ("labels_decoder", "a decoder that generates labels"),
@@ -52,12 +52,12 @@ const OTHER_KINDS: [(&str, &str); 4] = [
     ("span_encoder_config", "an encoder for spans"),
 ];
 
-/// Whether `folder` has the settings of such a model.
+/// Whether `folder` has GLiNER settings.
 pub(crate) fn is_gliner(folder: &Path) -> bool {
     folder.join(GLINER).is_file()
 }
 
-/// The repository of the encoder, if its files are missing. `folder` has the settings; `has` finds other files.
+/// The encoder's repository, if its files are missing. `folder` has the settings; `has` finds other files.
 pub(crate) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let config = ConfigFile::open_or_empty(folder, GLINER)?;
     let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
@@ -78,7 +78,7 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let tokenizer = tokenizer(&config, of_tokenizer)?;
     let mut encoder = encoder(&config, place(&[ConfigFile::NAME]))?;
     let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
-    // The tokens for labels were added to those of the encoder's own config.
+    // The label tokens were added to the encoder's own vocabulary.
     let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
     encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
@@ -96,7 +96,7 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     source::of_parts(plan, encoder, weights, heads, (EncoderSettings::ZeroShotEntities(settings), tokenizer))
 }
 
-/// Refuses other kinds of GLiNER, and options that change results and are not supported.
+/// Refuses other kinds of GLiNER, and unsupported options that change results.
 fn check(config: &ConfigFile) -> Result<()> {
     let unsupported = |expected: &str, found: &str| {
         Err(Error::model(format!("expected {expected} in `{GLINER}`, but found {found}")))
@@ -135,7 +135,7 @@ fn is_set(config: &ConfigFile, field: &str) -> bool {
     config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
 }
 
-/// The description of the encoder.
+/// Reads the encoder description.
 fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     let own: Option<Map<String, Value>> = config.get("encoder_config")?;
     let file = match own {
@@ -146,7 +146,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
     };
     let mut encoder = families::of(&file, folder)?;
-    // The class that the encoder was trained as may have a head, whose weights are not those of this model.
+    // The encoder's class may have a head, but this model lacks its weights.
     encoder.head = None;
     encoder.facts.architecture = "GLiNER".to_owned();
     if encoder.types > 1 {
@@ -162,7 +162,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     Ok(encoder)
 }
 
-/// The `tokenizer.json`: the file, or that of the SentencePiece model of DeBERTa v3, with the tokens that `gliner` adds.
+/// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens.
 fn tokenizer(config: &ConfigFile, folder: &Path) -> Result<Vec<u8>> {
     let pieces = folder.join(PIECES);
     let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
@@ -196,7 +196,7 @@ fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
     Ok([token("ent_token", "<<ENT>>")?, token("sep_token", "<<SEP>>")?])
 }
 
-/// The error of a model that was published without the files of its encoder.
+/// Error for a model published without its encoder's files.
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
     let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
     Error::model_because(
@@ -220,7 +220,7 @@ fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Resu
         max_words: config.get("max_len")?.unwrap_or(384),
         max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
     };
-    // Each number of words is a part of the graph.
+    // Each span length is a part of the graph.
     if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {
         return Err(Error::model(format!(
             "expected `max_width` from 1 to 256 and `max_len` above 0, but found {} and {}",
@@ -230,7 +230,7 @@ fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Resu
     Ok(settings)
 }
 
-/// The width of the head's vectors.
+/// Reads the head width.
 fn width(config: &ConfigFile) -> Result<usize> {
     let width: usize = config.require("hidden_size")?;
     match width.is_multiple_of(2) && (1..=MAX_WIDTH).contains(&width) {
@@ -241,7 +241,7 @@ fn width(config: &ConfigFile) -> Result<usize> {
     }
 }
 
-/// The id of the token in front of labels.
+/// Id of the token in front of labels.
 fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = &settings.label_token;

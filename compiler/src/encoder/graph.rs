@@ -1,6 +1,6 @@
-//! The graph of an encoder, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values
-//! from one multiplication, attention as one fused operator, biases inside the quantized multiplications, residuals
-//! inside the layer normalizations.
+//! An encoder's graph, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values from
+//! one multiplication, attention as one fused operator, biases inside quantized multiplications, residuals inside layer
+//! normalizations.
 
 use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
@@ -17,13 +17,13 @@ use crate::{
 };
 use kivu::{backend::Engine, error::Result, repository::manifest::Precision};
 
-/// The output of an encoder without a head: one vector per token.
+/// Output for encoders without a head: one vector per token.
 pub(super) const OUTPUT: &str = "last_hidden_state";
-/// The output of an encoder with a head: one value per label.
+/// Output for encoders with a head: one value per label.
 pub(super) const LOGITS: &str = "logits";
 
-/// Writes the graph of an encoder, from token ids to [`LOGITS`] if it has a head for labels, or else to the outputs of
-/// `heads`, of which [`OUTPUT`] has the vectors of tokens.
+/// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
+/// [`OUTPUT`] contains token vectors.
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
@@ -77,7 +77,7 @@ pub(super) fn graph(
     Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
 
-/// The beginnings of the names of heads that predict words, answers, or words of other models.
+/// Name prefixes for heads that predict words, answers, or another model's words.
 const OTHER_HEADS: [&str; 11] = [
     "cls.",
     "decoder.",
@@ -91,14 +91,14 @@ const OTHER_HEADS: [&str; 11] = [
     "vocab_projector.",
     "vocab_transform.",
 ];
-/// Those of heads for labels.
+/// Name prefixes for label heads.
 const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
 
-/// Whether inference does not read the weight of this name, which has no prefix of the body: a pooler or a head besides
-/// the model's own, a layer after the last one, or a table of positions or types that the family does not have.
+/// Whether inference ignores the weight with this name, given without body prefix: a pooler or a head other than the
+/// model's own, a layer after the last one, or a position or type table that the family does not have.
 fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
     let begins = |names: &[&str]| names.iter().any(|head| name.starts_with(head));
-    // Spans are those of GLiNER, whose files have nothing else.
+    // GLiNER files contain nothing but the span model.
     let has_labels = config.head.is_some() || heads.has_scores() || heads.spans.is_some();
     let number = name.strip_prefix(config.names.layer).and_then(|rest| rest.split_once('.'));
     let is_beyond =
@@ -109,20 +109,20 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         || !has_labels && begins(&LABEL_HEADS)
         || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
-        // The encoder of T5 has the same table under a second name.
+        // T5's encoder has the same table under a second name.
         || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
 }
 
 struct Writer<'a> {
     config: &'a EncoderConfig,
     layers: Layers<'a>,
-    /// Shared values of DeBERTa's layers; `None` in other families.
+    /// Shared values for DeBERTa's layers; `None` in other families.
     text: Option<Text>,
-    /// Added to the scores of all layers.
+    /// Added to all layers' scores.
     bias: Value,
-    /// Blocks of queries; `None` if all queries attend at once.
+    /// Query blocks; `None` if all queries attend at once.
     blocks: Option<Blocks>,
-    /// The rotations of queries and keys that layers have used so far.
+    /// Query and key rotations that layers have used so far.
     rotations: Vec<Rotation>,
     ids: Value,
     /// 1 for tokens and 0 for padding.
@@ -182,9 +182,9 @@ impl Writer<'_> {
         })
     }
 
-    /// All layers, which normalize the sum of a part's input and output.
+    /// Writes all layers, for models that normalize the sum of a part's input and output.
     ///
-    /// A head that reads the first token needs no other vectors of the last layer, which computes only that one.
+    /// A head that reads the first token needs no other vectors from the last layer, which computes only that one.
     fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
         let mut hidden = embedded.clone();
         for layer in 0..self.config.layers {
@@ -211,7 +211,7 @@ impl Writer<'_> {
             && !self.config.attends_by_position()
     }
 
-    /// One layer: the tokens of `attending`, all of `input` or the first, attend to those of `input`.
+    /// Writes one layer: the tokens in `attending` (all tokens in `input`, or the first) attend to `input`.
     fn layer_with_norms_after(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let names = self.config.names;
         let Norms::After { attention, output } = &names.norms else { unreachable!("the caller matched") };
@@ -224,7 +224,7 @@ impl Writer<'_> {
         self.layers.add_and_norm(&lowered, &attended, &at(output))
     }
 
-    /// All layers, which normalize the input of each part, and the normalization of their output.
+    /// Writes all layers, for models that normalize each part's input, and the output normalization.
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
         let names = self.config.names;
         let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {
@@ -254,7 +254,7 @@ impl Writer<'_> {
         self.layers.normalize(&sum, last)
     }
 
-    /// The attention of the tokens of `attending`, all of `input` or the first, to those of `input`.
+    /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
     fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let config = self.config;
         let (names, hidden) = (config.names, config.facts.hidden);
@@ -291,7 +291,7 @@ impl Writer<'_> {
         self.project(&[output], &context, queries * width)
     }
 
-    /// Normalizes and rotates queries and keys, in families that do.
+    /// Normalizes and rotates queries and keys, where the family does.
     fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
         let config = self.config;
         let Heads { queries, keys, width } = config.heads;
@@ -321,7 +321,7 @@ impl Writer<'_> {
         Ok((query, key))
     }
 
-    /// Attention that depends on positions, as a function that the native engine executes by name.
+    /// Position-dependent attention, as a function that the native engine executes by name.
     fn attend_by_position(&mut self, layer: usize, [query, key, value]: [&Value; 3]) -> Value {
         let attention = self.config.attention(layer);
         let place = layer % self.config.spans.len();
@@ -345,7 +345,7 @@ impl Writer<'_> {
         })
     }
 
-    /// Attention of all queries together.
+    /// Attention with all queries at once.
     fn attend_at_once(
         &mut self,
         layer: usize,
@@ -387,7 +387,7 @@ impl Writer<'_> {
         self.project(&[down], &raised, part.width)
     }
 
-    /// Linear layers; in int8, families that the native engine does not run have a scale per token too.
+    /// Linear layers; in int8, families without native engine support have a scale per token too.
     fn project(&mut self, projections: &[Projection], input: &Value, inputs: usize) -> Result<Value> {
         match self.blocks.is_some() || self.config.scales_each_token() {
             true => self.layers.project_by_token(projections, input, inputs),
@@ -395,8 +395,8 @@ impl Writer<'_> {
         }
     }
 
-    /// The logits of labels. They are computed in fp32 at all precisions, since a head is small and its errors go
-    /// straight into the scores.
+    /// Label logits. Computed in fp32 at all precisions, since a head is small and its errors go straight into the
+    /// scores.
     fn head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
         if head.kind == HeadKind::Tokens {
             return self.token_head(head, tokens);
@@ -414,7 +414,7 @@ impl Writer<'_> {
         self.label(self.config.names.labels, head, &pooled)
     }
 
-    /// The logits of each token. Only families that normalize it keep the layer before the labels.
+    /// Logits per token. Only families that normalize the layer before the labels keep it.
     fn token_head(&mut self, head: &Head, tokens: &Value) -> Result<Value> {
         let names = self.config.names;
         let read = match names.dense_norm {
@@ -425,7 +425,7 @@ impl Writer<'_> {
         self.label(if is_decoder { "score" } else { "classifier" }, head, &read)
     }
 
-    /// The part of a head before the labels.
+    /// Head layers before the labels.
     fn before_labels(&mut self, read: &Value) -> Result<Value> {
         let EncoderConfig { names, head_input, .. } = *self.config;
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);

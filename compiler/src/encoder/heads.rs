@@ -1,5 +1,5 @@
-//! The heads of models without labels of their own: weights of the vocabulary (SPLADE), weights and projections of tokens
-//! (bge-m3, ColBERT), and scores of spans (GLiNER).
+//! Heads for models without labels: vocabulary weights (SPLADE), token weights and projections (bge-m3, ColBERT), and
+//! span scores (GLiNER).
 
 use super::{config::EncoderConfig, spans::SpanHead};
 use crate::{
@@ -13,18 +13,18 @@ use kivu::{
     error::{Error, Result},
 };
 
-/// The output of a vocabulary's largest logits.
+/// Output with each vocabulary entry's maximum logit.
 pub(super) const LARGEST_LOGITS: &str = "largest_logits";
-/// The output of a weight for each token.
+/// Output with a weight per token.
 pub(super) const TOKEN_WEIGHTS: &str = "token_weights";
 
-/// The outputs of the graph of a model without labels of its own: vectors, or the scores of spans.
+/// Graph outputs of a model without labels: vectors or span scores.
 #[derive(Debug, Default)]
 pub(super) struct OutputHeads {
-    /// The vectors of tokens, or those of texts after modules.
+    /// Token vectors, or text vectors after modules.
     pub(super) dense: Option<DenseHead>,
     pub(super) sparse: Option<SparseHead>,
-    /// Layers that project the vectors of tokens, one after the other.
+    /// Consecutive layers that project token vectors.
     pub(super) multi_vector: Option<Vec<Dense>>,
     pub(super) spans: Option<SpanHead>,
 }
@@ -37,27 +37,27 @@ pub(super) enum DenseHead {
 
 #[derive(Debug)]
 pub(super) enum SparseHead {
-    /// The head that a masked language model predicts words with.
+    /// A masked language model's prediction head.
     Vocabulary(Prediction),
     /// A layer with one output.
     Tokens(Dense),
 }
 
-/// The weights of a head that predicts words, by their whole names.
+/// Full weight names in a prediction head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prediction {
     dense: &'static str,
     has_bias: bool,
     activation: Activation,
     norm: &'static str,
-    /// The matrix of logits; models without one of their own use that of words.
+    /// Output matrix; models without one use the word embeddings.
     matrix: &'static str,
-    /// The names that the bias of logits may have; `None` in models without one.
+    /// Possible names for the logit bias; `None` in models without one.
     biases: Option<[&'static str; 2]>,
 }
 
 impl Prediction {
-    /// The head of a masked language model.
+    /// A masked language model's head.
     pub(super) fn of(config: &EncoderConfig) -> Result<Self> {
         let roberta = Self {
             dense: "lm_head.dense",
@@ -103,7 +103,7 @@ impl Prediction {
         })
     }
 
-    /// Writes the largest logit of each word among the tokens of a text.
+    /// Writes each word's maximum logit over a text's tokens.
     fn write(
         &self,
         layers: &mut Layers<'_>,
@@ -133,8 +133,8 @@ impl Prediction {
     }
 }
 
-/// The matrix of logits: the table of words, or in models that do not tie them the weight called `name`. Versions of
-/// `transformers` differ in which they use if both are in a file, and not the same.
+/// The output matrix: the word table, or in untied models the weight called `name`. If both are in a file and differ,
+/// `transformers` versions disagree on which to use.
 pub(super) fn logit_matrix<'a>(
     config: &EncoderConfig,
     weights: &'a Weights,
@@ -155,13 +155,13 @@ pub(super) fn logit_matrix<'a>(
 }
 
 impl OutputHeads {
-    /// The heads of a model whose texts have the vectors of their tokens, pooled in the pipeline or by modules.
+    /// Token vectors for pooling in the pipeline, or pooled by modules.
     pub(super) fn dense(modules: Option<Modules>) -> Self {
         let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);
         Self { dense: Some(dense), ..Self::default() }
     }
 
-    /// Whether its modules contain a layer of scores for labels.
+    /// Whether its modules contain a label score layer.
     pub(super) fn has_scores(&self) -> bool {
         matches!(&self.dense, Some(DenseHead::Modules(modules)) if modules.output() != POOLED)
     }
@@ -181,7 +181,7 @@ impl OutputHeads {
             && projections.into_iter().all(Dense::is_linear)
     }
 
-    /// Writes the outputs of a graph, from the vectors of tokens, their ids and the INT64 attention mask.
+    /// Writes a graph's outputs from token vectors, token ids and the INT64 attention mask.
     pub(super) fn write(
         &self,
         layers: &mut Layers<'_>,

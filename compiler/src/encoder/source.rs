@@ -1,4 +1,4 @@
-//! Opens the weights of an encoder, and an adapter's, as the source of a bundle.
+//! Opens an encoder's weights, and an adapter's, as a bundle source.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
-    // sentence-transformers leaves out the head that the class of the weights has. An adapter may add one.
+    // sentence-transformers leaves out the class's head. An adapter may add one.
     if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
         config.head = None;
     }
@@ -85,7 +85,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     Ok(Source { files, ..of_parts(plan, config, weights, heads, (settings, tokenizer))? })
 }
 
-/// The source of an encoder with these parts, whose graph is written for the engine that the plan asks for.
+/// Builds an encoder source; its graph is written for the plan's engine.
 pub(super) fn of_parts(
     plan: &Plan,
     config: EncoderConfig,
@@ -128,7 +128,7 @@ pub(super) fn of_parts(
     })
 }
 
-/// The settings of a model whose output [`LOGITS`] has a value per token and label.
+/// Settings for a model with a value per token and label in its output [`LOGITS`].
 pub(crate) fn token_settings(
     folder: &Path,
     head: &Head,
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// A copy of a fixture.
+    /// A fixture copy.
     struct Copy(tempfile::TempDir);
 
     impl Copy {
@@ -170,7 +170,7 @@ mod tests {
             fs::write(self.path(name), content.to_string()).unwrap();
         }
 
-        /// Sets a field of a file, or removes it.
+        /// Sets a field in a file, or removes it.
         fn set(&self, name: &str, field: &str, value: Option<Value>) {
             let mut content: Value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
             let fields = content.as_object_mut().unwrap();
@@ -181,7 +181,7 @@ mod tests {
             self.write(name, &content);
         }
 
-        /// Changes the tensors of the weights; each has a type, a shape and bytes.
+        /// Changes the weight tensors; each has a type, a shape and bytes.
         fn change(&self, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
             let bytes = fs::read(self.path("model.safetensors")).unwrap();
             let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -1,8 +1,8 @@
-//! The head of GLiNER: a score for each span of words and each label in front of the text.
+//! GLiNER's head: a score for each word span and each label in front of the text.
 //!
-//! A span has two layers on the vectors of its first and its last word, a label two layers on the vector of its marker,
-//! and their product is the logit. The last layer of spans is multiplied into the labels, which are fewer: then a span
-//! costs the sum of two vectors, of its first and of its last word, and a product with each label.
+//! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
+//! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
+//! the sum of two vectors, for its first and last word, and a product with each label.
 
 use crate::{
     layers::Layers,
@@ -11,7 +11,7 @@ use crate::{
 };
 use kivu::error::Result;
 
-/// The input with the number of the word that begins at each token, as in the exports of GLiNER.
+/// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";
 /// The output.
 pub(super) const SPAN_LOGITS: &str = "logits";
@@ -19,23 +19,23 @@ pub(super) const SPAN_LOGITS: &str = "logits";
 /// A head for spans, according to `gliner_config.json`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpanHead {
-    /// The width of the encoder's vectors.
+    /// Width of the encoder's vectors.
     pub(super) encoder_width: usize,
-    /// The width of the head's vectors, which a layer projects to if it is another one.
+    /// Width of the head's vectors; a layer projects to it if it differs.
     pub(super) width: usize,
-    /// The maximum number of words in a span.
+    /// Maximum number of words in a span.
     pub(super) longest: usize,
-    /// The layers of the recurrent network between the encoder and the spans.
+    /// Number of LSTM layers between encoder and spans.
     pub(super) recurrent_layers: usize,
-    /// The id of the token in front of each label.
+    /// Id of the token in front of each label.
     pub(super) marker: u32,
-    /// The maximum number of tokens, and therefore of words and labels.
+    /// Maximum number of tokens, and therefore of words and labels.
     pub(super) max_tokens: usize,
 }
 
 impl SpanHead {
-    /// Writes the logits of spans by their first word, label and number of words. Those of spans that end beyond the
-    /// text have no meaning.
+    /// Writes span logits by first word, label and word count. Logits for spans that end beyond the text have no
+    /// meaning.
     pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
         let Self { encoder_width, width, longest, .. } = *self;
         let words = layers.graph.input(WORDS, &["batch", "sequence"]);
@@ -71,7 +71,7 @@ impl SpanHead {
         Ok(())
     }
 
-    /// The number of the label whose marker each token is, from 1 on; 0 for all other tokens.
+    /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
     fn numbers_of_markers(&self, layers: &mut Layers<'_>, ids: &Value) -> Value {
         let graph = &mut layers.graph;
         let marker = graph.integers("label_marker", &[i64::from(self.marker)]);
@@ -82,8 +82,8 @@ impl SpanHead {
         graph.node("Mul", &[&counted, &is_marker], vec![])
     }
 
-    /// The vectors of the tokens with the numbers from 1 on, zeros where no token of a text has the number, and the
-    /// indexes from 0 on.
+    /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
+    /// the indexes from 0 on.
     fn numbered(&self, layers: &mut Layers<'_>, tokens: &Value, numbers: &Value) -> (Value, Value) {
         let counting: Vec<i64> = (0..self.max_tokens as i64).collect();
         let graph = &mut layers.graph;
@@ -101,7 +101,7 @@ impl SpanHead {
         (graph.node("MatMul", &[&is_token, tokens], vec![]), indexes)
     }
 
-    /// A layer of the bidirectional LSTM over the words of each text.
+    /// Bidirectional LSTM layer over each text's words.
     fn recur(&self, layers: &mut Layers<'_>, layer: usize, vectors: &Value, words: &Value) -> Result<Value> {
         let (width, half) = (self.width, self.width / 2);
         let directions = ["", "_reverse"];
@@ -137,7 +137,7 @@ impl SpanHead {
         Ok(graph.node("Reshape", &[&both, &joined], vec![]))
     }
 
-    /// The vectors of labels, as columns, and the constant parts of their logits.
+    /// Label vectors, as columns, and the constant parts of their logits.
     fn labels(&self, layers: &mut Layers<'_>, markers: &Value) -> Result<(Value, Value)> {
         let (width, wide) = (self.width, 4 * self.width);
         let labels = two_layers(layers, "prompt_rep_layer", markers, width)?;
@@ -154,7 +154,7 @@ impl SpanHead {
         Ok((columns, biases))
     }
 
-    /// The parts of words in the vectors of spans that begin and that end with them.
+    /// Each word's part in the vectors of spans that begin and that end with it.
     fn borders(&self, layers: &mut Layers<'_>, words: &Value) -> Result<[Value; 2]> {
         let (width, wide) = (self.width, 4 * self.width);
         let name = "span_rep_layer.span_rep_layer.out_project.0";
@@ -179,13 +179,13 @@ impl SpanHead {
     }
 }
 
-/// A linear layer. All layers of the head are in fp32 at all precisions: their errors go straight into the scores.
+/// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
 fn linear(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
     layers.linear_in_fp32((&weight, Some(&bias)), input, shape)
 }
 
-/// Two layers, of which the first one is four times as wide.
+/// Two layers; the first is four times as wide.
 fn two_layers(layers: &mut Layers<'_>, name: &str, input: &Value, width: usize) -> Result<Value> {
     let wide = linear(layers, &format!("{name}.0"), input, [width, 4 * width])?;
     let wide = layers.graph.node("Relu", &[&wide], vec![]);

@@ -1,4 +1,4 @@
-//! The vectors of an embedding model according to its files: dense, sparse, multi-vectors, or several of them.
+//! An embedding model's vectors, according to its files: dense, sparse, multi-vectors, or several kinds.
 
 use std::path::Path;
 
@@ -36,22 +36,22 @@ use kivu::{
 
 const SPARSE_LINEAR: &str = "sparse_linear.pt";
 const COLBERT_LINEAR: &str = "colbert_linear.pt";
-/// The files with the heads of bge-m3.
+/// Files with bge-m3's heads.
 pub(crate) const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
-/// The class of gte-multilingual-base, whose head gives weights of tokens.
+/// gte-multilingual-base's class; its head produces token weights.
 const GTE: &str = "NewForTokenClassification";
-/// The settings of Stanford's ColBERT.
+/// Settings of Stanford's ColBERT.
 const ARTIFACT: &str = "artifact.metadata";
 
-/// The architecture of Stanford's ColBERT, and its projection.
+/// Architecture and projection of Stanford's ColBERT.
 const STANFORD: &str = "HF_ColBERT";
 const PROJECTION: &str = "linear.weight";
-/// The end of the class names of masked language models.
+/// Class name suffix for masked language models.
 const MASKED: &str = "ForMaskedLM";
-/// Tags of model cards of SPLADE models.
+/// Model card tags for SPLADE models.
 const SPARSE_TAGS: [&str; 3] = ["splade", "sparse-encoder", "sparse"];
 
-/// The settings and heads of the model in `folder`, whose tokenizer is given as JSON.
+/// Settings and heads for the model in `folder`, with its tokenizer as JSON.
 pub(super) fn open(
     folder: &Path,
     config: &EncoderConfig,
@@ -89,7 +89,7 @@ pub(super) fn open(
     }
 }
 
-/// SPLADE. `module` is the folder of its pooling.
+/// SPLADE. `module` is its pooling's folder.
 fn sparse(
     config: &EncoderConfig,
     mut settings: EmbeddingSettings,
@@ -125,7 +125,7 @@ fn sparse(
     Ok((settings, heads))
 }
 
-/// Queries with weights of tokens, if the model in `folder` has them, and the file of these weights.
+/// Adds static query weights, if the model in `folder` has them; returns their file.
 pub(super) fn add_static_queries(
     folder: &Path,
     config: &EncoderConfig,
@@ -158,13 +158,13 @@ pub(super) fn add_static_queries(
     Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
 }
 
-/// The head of gte-multilingual-base: a label for each token, which is its weight.
+/// gte-multilingual-base's head: its only label is the token weight.
 fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
     let bias = weights.take_whole("classifier.bias", &[1])?.values.clone();
     Dense::of_weights(weights.take_whole("classifier.weight", &[1, config.facts.hidden])?, Some(bias))
 }
 
-/// The settings of weights of tokens, of which special ones have none.
+/// Token weight settings; special tokens have no weight.
 fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSettings {
     let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
     SparseSettings {
@@ -177,7 +177,7 @@ fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSetting
     }
 }
 
-/// The heads of bge-m3, in addition to its dense vectors.
+/// bge-m3's heads, in addition to its dense vectors.
 fn add_heads(
     folder: &Path,
     config: &EncoderConfig,
@@ -278,7 +278,7 @@ fn stanfords(
     Ok(with_multi_vectors(settings, (vec![projection], width), [query, document]))
 }
 
-/// The settings and heads of a model that has only multi-vectors.
+/// Settings and heads for a model with multi-vectors only.
 fn with_multi_vectors(
     mut settings: EmbeddingSettings,
     (projections, dimensions): (Vec<Dense>, usize),
@@ -316,7 +316,7 @@ fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
     Ok(Expansion { token, length, is_attended })
 }
 
-/// The tokens of words whose vectors are left out. PyLate leaves out unknown tokens if a word is not a token.
+/// Tokens for skipped words. PyLate skips unknown tokens if a word is not a token.
 fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
     let unknown = ["[UNK]", "<unk>"].iter().find_map(|token| tokenizer.id(token)).filter(|_| with_unknown);
     let mut ids: Vec<u32> = words.iter().filter_map(|word| tokenizer.id(word).or(unknown)).collect();
@@ -325,7 +325,7 @@ fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u
     ids
 }
 
-/// Refuses expansions that are longer than local attention, whose last tokens would attend to nothing.
+/// Refuses expansions longer than the attention window: their last tokens would attend to nothing.
 fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
     let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else { return Ok(()) };
     let reach = config.spans.iter().filter_map(|span| span.reach.before).min().unwrap_or(usize::MAX);

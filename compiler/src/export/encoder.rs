@@ -1,4 +1,4 @@
-//! Opens the export of an encoder as the source of a bundle. The architecture does not matter.
+//! Opens an encoder export as a bundle source. The architecture does not matter.
 
 use super::quantize::{check_precision, is_quantized, prepare};
 use crate::{
@@ -21,7 +21,7 @@ use kivu::{
     repository::bundle::sha256_of,
 };
 
-/// Files that may hold the graph, in order of preference.
+/// Graph files, in order of preference.
 pub(super) const GRAPHS: [&str; 4] =
     ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
 
@@ -65,7 +65,7 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     })
 }
 
-/// The settings of an export that computes embeddings.
+/// Settings for an export that computes embeddings.
 fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
     let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
@@ -82,8 +82,7 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
     Ok(settings)
 }
 
-/// The output that embeddings are computed from. Unless the folder has settings for pooling, an output that is pooled
-/// by the graph is preferred.
+/// The output for embeddings. Unless the folder has pooling settings, prefers an output pooled by the graph.
 pub(crate) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
     let found: Vec<&str> =
         model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! The files of an export.
+//! File layout of an export.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ pub(crate) fn is_in(folder: &Path) -> bool {
     files(|path| folder.join(path).is_file(), []).is_some()
 }
 
-/// Whether a path is that of a graph.
+/// Whether a path names a graph.
 pub(crate) fn is_graph(path: &str) -> bool {
     files(|graph| graph == path, []).is_some() || path.rsplit('/').next() == Some(seq2seq::ENCODER)
 }
 
-/// The graphs of an export and the files with their weights, among `paths`; `None` without an export.
+/// An export's graphs and weight files among `paths`; `None` without an export.
 pub(crate) fn files<'a>(
     has: impl Fn(&str) -> bool,
     paths: impl IntoIterator<Item = &'a str> + Clone,

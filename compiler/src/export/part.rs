@@ -1,21 +1,21 @@
-//! Parts of graphs: the nodes that some outputs depend on, with other names.
+//! Subgraphs: the nodes that some outputs depend on, renamed.
 
 use std::collections::BTreeSet;
 
 use kivu::onnx_proto::{GraphProto, NodeProto, TensorProto, data_type};
 
-/// A branch of `whole` as a separate graph, with the constants and inputs in its scope.
+/// Extracts a branch from `whole` as a separate graph, with the constants and inputs in its scope.
 pub(super) fn within(whole: &GraphProto, mut branch: GraphProto) -> GraphProto {
     branch.initializer.extend(whole.initializer.iter().cloned());
     branch.input.extend(whole.input.iter().cloned());
     branch
 }
 
-/// Keeps the outputs whose names `is_kept`, and the nodes that they depend on.
+/// Keeps the outputs whose names `is_kept`, and the nodes they depend on.
 pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> GraphProto {
     graph.output.retain(|output| is_kept(&output.name));
     let mut needed: BTreeSet<String> = graph.output.iter().map(|output| output.name.clone()).collect();
-    // Nodes follow those that they read.
+    // Nodes follow their inputs.
     let mut nodes: Vec<NodeProto> = Vec::new();
     for node in std::mem::take(&mut graph.node).into_iter().rev() {
         if node.output.iter().any(|output| needed.contains(output)) {
@@ -28,14 +28,14 @@ pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> Gra
     nodes.reverse();
     graph.node = nodes;
     graph.initializer.retain(|tensor| needed.contains(&tensor.name));
-    // Old files also list their constants as inputs.
+    // Old files list constants as inputs too.
     let is_constant = |name: &str| graph.initializer.iter().any(|tensor| tensor.name == name);
     graph.input.retain(|input| needed.contains(&input.name) && !is_constant(&input.name));
     graph.value_info.clear();
     graph
 }
 
-/// Takes the number of rows, the length of each tensor's first axis, from the tensor called `source`.
+/// Takes the row count (the length of the first axis) from the tensor called `source`.
 ///
 /// Exports take it from any tensor, so that even nodes that depend on the encoder alone would need the decoder's
 /// tokens.
@@ -60,7 +60,7 @@ pub(super) fn with_rows_of(mut graph: GraphProto, source: &str) -> GraphProto {
     graph
 }
 
-/// The first outputs of the nodes that `is_selected`.
+/// First outputs of nodes that satisfy `is_selected`.
 fn outputs_of(graph: &GraphProto, is_selected: impl Fn(&NodeProto) -> bool) -> BTreeSet<&str> {
     let nodes = graph.node.iter().filter(|node| is_selected(node));
     nodes.filter_map(|node| node.output.first()).map(String::as_str).collect()
@@ -78,12 +78,12 @@ fn holds_zero(tensor: &TensorProto) -> bool {
         && (*tensor.raw_data == [0; 8] || tensor.int64_data == [0])
 }
 
-/// Calls `seen` with each name that a node or a graph inside it reads.
+/// Calls `seen` with each name read by a node or a graph inside it.
 fn read(node: &NodeProto, seen: &mut dyn FnMut(&str)) {
     node.input.iter().for_each(|input| seen(input));
     let graphs = node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
     for graph in graphs {
-        // Names that are defined inside the graph do no harm.
+        // Names defined inside the graph do no harm.
         graph.node.iter().for_each(|node| read(node, seen));
         graph.output.iter().for_each(|output| seen(&output.name));
     }
@@ -92,7 +92,7 @@ fn read(node: &NodeProto, seen: &mut dyn FnMut(&str)) {
 /// Renames all values and nodes.
 pub(super) fn rename(graph: &mut GraphProto, new: &impl Fn(&str) -> String) {
     let change = |name: &mut String| {
-        // An empty name is an input or output that is left out.
+        // An empty name marks an omitted input or output.
         if !name.is_empty() {
             *name = new(name);
         }

@@ -1,4 +1,4 @@
-//! Quantizes and optimizes the graphs of an export.
+//! Quantizes and optimizes an export's graphs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,13 +17,13 @@ use kivu::{
     repository::manifest::Precision,
 };
 
-/// The constants of a graph by name.
+/// Graph constants by name.
 type Constants = BTreeMap<String, TensorProto>;
 
-/// The smallest table that is quantized, in rows.
+/// Minimum row count for quantizing a table.
 const MIN_TABLE_ROWS: usize = 1024;
 
-/// A graph with weights in `precision`, optimized by ONNX Runtime. The weights of a quantized graph are kept.
+/// A graph with weights in `precision`, optimized by ONNX Runtime. Keeps a quantized graph's weights.
 pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
     let mut model = model.clone();
     if precision == Precision::Int8 && !is_quantized(&model) {
@@ -37,7 +37,7 @@ pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>
     onnx::read(&optimized)
 }
 
-/// Checks that a build of an export can have `precision`.
+/// Checks that an export build supports `precision`.
 pub(super) fn check_precision(precision: Precision, is_quantized: bool, folder: &Path) -> Result<()> {
     match precision {
         Precision::Int8Blocks => Err(Error::model(
@@ -54,7 +54,7 @@ pub(super) fn check_precision(precision: Precision, is_quantized: bool, folder: 
 /// Whether the graph's weights are quantized.
 pub(crate) fn is_quantized(model: &ModelProto) -> bool {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    // Operators that only quantized graphs have.
+    // Operators found only in quantized graphs.
     nodes.into_iter().any(|node| {
         matches!(
             node.op_type.as_str(),
@@ -74,7 +74,7 @@ pub(crate) fn quantize(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else { return };
     let mut constants: Constants =
         graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
-    // Old files also list their constants as inputs that can be overridden.
+    // Old files list constants as inputs too, which can be overridden.
     graph.input.retain(|input| !constants.contains_key(&input.name));
     let readers = readers(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
@@ -104,14 +104,14 @@ pub(crate) fn quantize(model: &mut ModelProto) {
         .collect();
     graph.initializer = constants.into_values().filter(|tensor| used.contains(&tensor.name)).collect();
     graph.node = nodes;
-    // The declared shapes include values that were removed.
+    // Declared shapes include removed values.
     graph.value_info.clear();
     if !model.opset_import.iter().any(|set| set.domain == MICROSOFT) {
         model.opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
     }
 }
 
-/// The indices of the nodes that read each value; `usize::MAX` for an output of the graph.
+/// For each value, the indices of the nodes that read it; `usize::MAX` for graph outputs.
 fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
     let mut readers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (place, node) in graph.node.iter().enumerate() {
@@ -125,8 +125,8 @@ fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
     readers
 }
 
-/// Removes the node that adds a constant bias to a product, if it is the only node that reads the product. Returns the
-/// names of its sum and of the bias.
+/// Removes the node that adds a constant bias to a product, if no other node reads the product. Returns the names of
+/// its sum and the bias.
 fn take_bias(
     product: &NodeProto,
     readers: &BTreeMap<String, Vec<usize>>,
@@ -145,7 +145,7 @@ fn take_bias(
     Some((sum.output.into_iter().next()?, bias))
 }
 
-/// A quantized multiplication in place of `node`, with the bias and the name of the sum that follow it, if any.
+/// A quantized multiplication in place of `node`, with the bias and the following sum's name, if any.
 fn multiplication(
     node: NodeProto,
     (shape, values): ([usize; 2], &[f32]),
@@ -171,7 +171,7 @@ fn multiplication(
     }
 }
 
-/// The nodes that look up rows of a quantized table in place of `node`.
+/// Nodes that look up rows in a quantized table, in place of `node`.
 fn table_lookup(
     node: &NodeProto,
     (shape, values): ([usize; 2], &[f32]),
@@ -201,14 +201,14 @@ fn table_lookup(
     ]
 }
 
-/// Adds a constant, unless there is one of its name, and returns the name.
+/// Adds a constant unless its name exists; returns the name.
 fn add(constants: &mut Constants, tensor: TensorProto) -> String {
     let name = tensor.name.clone();
     constants.entry(name.clone()).or_insert(tensor);
     name
 }
 
-/// The shape and the values of a float matrix.
+/// A float matrix's shape and values.
 fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
     let &[height, width] = &tensor.dims[..] else { return None };
     let shape = [usize::try_from(height).ok()?, usize::try_from(width).ok()?];

@@ -1,5 +1,5 @@
-//! Encoder-decoder exports, rewritten as one encoder, which also computes the keys and values of cross attention, and
-//! one decoder, which runs every step.
+//! Encoder-decoder exports, rewritten as one encoder, which also computes cross-attention keys and values, and one
+//! decoder, which runs every step.
 
 use std::path::{Path, PathBuf};
 
@@ -20,26 +20,26 @@ use kivu::{
     repository::bundle::{hex, sha256_of},
 };
 
-/// The files of an export.
+/// Export files.
 pub(super) const ENCODER: &str = "encoder_model.onnx";
 pub(super) const MERGED: &str = "decoder_model_merged.onnx";
 pub(super) const FIRST: &str = "decoder_model.onnx";
 pub(super) const LATER: &str = "decoder_with_past_model.onnx";
-/// The folders that may hold them.
+/// Folders that may contain them.
 pub(super) const FOLDERS: [&str; 2] = ["", "onnx"];
 
-/// The decoder's inputs that come from the encoder, with the encoder's names for them.
+/// Decoder inputs that come from the encoder, with the encoder's names.
 const SHARED: [(&str, &str); 2] =
     [("encoder_hidden_states", "last_hidden_state"), ("encoder_attention_mask", "attention_mask")];
-/// The prefix of names that move into the encoder, which may have the same names itself.
+/// Prefix for names that move into the encoder, to avoid clashes.
 const MOVED: &str = "decoder/";
 
-/// An encoder and a decoder with the inputs and outputs of [`OnnxSeq2Seq`](kivu::backend::onnx::OnnxSeq2Seq).
+/// An encoder and a decoder with [`OnnxSeq2Seq`](kivu::backend::onnx::OnnxSeq2Seq)'s inputs and outputs.
 #[derive(Debug)]
 pub struct Seq2Seq {
-    /// The graph that runs once per text.
+    /// Runs once per text.
     pub encoder: ModelProto,
-    /// The graph that runs once per token.
+    /// Runs once per token.
     pub decoder: ModelProto,
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn is_in(folder: &Path) -> bool {
     inner(folder).join(ENCODER).is_file()
 }
 
-/// Reads the export in the plan's folder: the SHA-256 of the SHA-256s of its files, whether its weights are quantized,
-/// and its graphs.
+/// Reads the export in the plan's folder: the SHA-256 of its files' SHA-256s, whether its weights are quantized, and
+/// its graphs.
 pub(crate) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let plan = build.plan;
     let inner = inner(&plan.folder);
@@ -88,7 +88,7 @@ pub fn read(folder: &Path) -> Result<Seq2Seq> {
     })
 }
 
-/// The folder of the graphs.
+/// Finds the folder with the graphs.
 fn inner(folder: &Path) -> PathBuf {
     let inner = FOLDERS.iter().map(|inner| folder.join(inner)).find(|inner| inner.join(ENCODER).is_file());
     inner.unwrap_or_else(|| folder.to_owned())
@@ -98,7 +98,7 @@ fn graph_of(model: ModelProto) -> GraphProto {
     model.graph.unwrap_or_default()
 }
 
-/// The decoder's first step and its later ones, from the two branches of a merged graph.
+/// The decoder's first step and its later ones, from a merged graph's two branches.
 fn branches(merged: &ModelProto) -> Result<(GraphProto, GraphProto)> {
     let whole = merged.graph.clone().unwrap_or_default();
     let choice = whole.node.iter().find(|node| node.op_type == "If");
@@ -112,7 +112,7 @@ fn branches(merged: &ModelProto) -> Result<(GraphProto, GraphProto)> {
     })
 }
 
-/// The encoder, extended by the nodes of the decoder's first step that depend on the encoder only.
+/// The encoder plus the first decoder step's nodes that depend only on the encoder.
 fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> {
     let outputs: Vec<String> = first.output.iter().map(|output| output.name.clone()).collect();
     let cross = |name: &str| cross_name(name, "present.");
@@ -141,7 +141,7 @@ fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> 
     Ok(encoder)
 }
 
-/// The decoder's later steps, with the names of [`Seq2Seq`].
+/// The decoder's later steps, with [`Seq2Seq`]'s names.
 fn stepping(later: GraphProto) -> GraphProto {
     let mut steps = keep(later, |name| name == "logits" || own_name(name, "present.").is_some());
     rename(&mut steps, &|name| {
@@ -150,7 +150,7 @@ fn stepping(later: GraphProto) -> GraphProto {
         let cross = cross_name(name, "past_key_values.");
         match name {
             "encoder_attention_mask" => "attention_mask".to_owned(),
-            // The mask of the decoder's own tokens.
+            // Mask for the decoder's own tokens.
             "attention_mask" => "decoder_attention_mask".to_owned(),
             name => past.or(present).or(cross).unwrap_or_else(|| name.to_owned()),
         }
@@ -158,13 +158,13 @@ fn stepping(later: GraphProto) -> GraphProto {
     steps
 }
 
-/// `N.key` or `N.value` of the decoder's own keys and values.
+/// `N.key` or `N.value` for the decoder's own keys and values.
 fn own_name(name: &str, prefix: &str) -> Option<String> {
     let (layer, kind) = name.strip_prefix(prefix)?.split_once(".decoder.")?;
     Some(format!("{layer}.{kind}"))
 }
 
-/// `cross.N.key` or `cross.N.value` of the keys and values that come from the encoder.
+/// `cross.N.key` or `cross.N.value` for keys and values from the encoder.
 fn cross_name(name: &str, prefix: &str) -> Option<String> {
     let (layer, kind) = name.strip_prefix(prefix)?.split_once(".encoder.")?;
     Some(format!("cross.{layer}.{kind}"))

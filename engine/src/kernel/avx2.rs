@@ -1,4 +1,4 @@
-//! The kernels for x86-64 processors with registers of 256 bits, with and without 8-bit products (AVX-VNNI).
+//! Kernels for x86-64 processors with 256-bit registers, with and without 8-bit products (AVX-VNNI).
 
 #![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
@@ -31,16 +31,16 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
 
     fn store_activations(bytes: [u8; LANES], out: &mut [u8]);
 
-    /// Products of `R` rows, at most [`TILE_ROWS`], with panel `n`.
+    /// Multiplies `R` rows, at most [`TILE_ROWS`], by panel `n`.
     ///
     /// # Safety
-    /// The processor has the instructions. `rows` begins with `R` rows of as many activations as `blocks` has inputs.
+    /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in `blocks`.
     unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]);
 }
 
-/// Rows of a register tile. Their sums are in 12 of the 16 registers.
+/// Rows per register tile. Their sums occupy 12 of the 16 registers.
 const TILE_ROWS: usize = 6;
-/// Groups of weights between those in use and those that are fetched: 8 KiB.
+/// Prefetch distance in weight groups: 8 KiB.
 const PREFETCHED_GROUPS: usize = 2048;
 
 impl<I: Int8Products> Bits256<I> {
@@ -102,7 +102,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     }
 
     fn call<F: KernelFn>(self, function: F) -> F::Output {
-        // SAFETY: `self` is proof of the processor's features.
+        // SAFETY: `self` is proof that the processor has the features.
         unsafe { I::call(self, function) }
     }
 
@@ -118,7 +118,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         for (n, panel) in panels.into_iter().enumerate() {
             for (i, out) in out.chunks_mut(part).enumerate() {
                 let rows = &rows[i * part * row_size..];
-                // SAFETY: `self` is proof of the processor's features. The length of the rows was asserted.
+                // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
                 with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { I::tile::<R>(rows, panel.blocks, n, out) });
             }
         }
@@ -129,13 +129,13 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         let part = part(out.len(), TILE_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
             let a = Rows { values: &a.values[n * part * a.stride..], ..a };
-            // SAFETY: `self` is proof of the processor's features. The lengths of the rows were asserted.
+            // SAFETY: `self` is proof that the processor has the features. The row lengths were asserted.
             with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { product::<R>(depth, a, b, out) });
         }
     }
 }
 
-/// The halves of 16 numbers.
+/// Splits 16 numbers in half.
 #[inline(always)]
 fn halves<T>(values: &[T; LANES]) -> [&[T; LANES / 2]; 2] {
     let [low, high] = values.as_chunks().0 else { unreachable!("two halves") };
@@ -161,11 +161,11 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
     let mask = _mm256_set1_epi32(0xff);
     let low = _mm256_and_si256(_mm256_castps_si256(a[0]), mask);
     let high = _mm256_and_si256(_mm256_castps_si256(a[1]), mask);
-    // Packing interleaves the halves of registers; the permutation restores their order.
+    // Packing interleaves register halves; the permutation restores their order.
     let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
     let packed = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
     let mut bytes = [0; LANES];
-    // SAFETY: the array has the 16 bytes of a register.
+    // SAFETY: the array is 16 bytes long, as is a register.
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed) };
     bytes
 }
@@ -196,13 +196,13 @@ impl Int8Products for Vnni {
         let mut sums = [[_mm256_setzero_si256(); 2]; R];
         let width = blocks.len() * GROUP;
         for (step, block) in blocks.iter().enumerate() {
-            // SAFETY: half a block has the 32 bytes of a register. Any address may be prefetched.
+            // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
             let weights = halves(block).map(|half| unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
                 _mm256_loadu_si256(half.as_ptr().cast())
             });
             for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: by the contract of this function.
+                // SAFETY: per this function's contract.
                 let group =
                     unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
                 let group = _mm256_set1_epi32(group);
@@ -212,14 +212,14 @@ impl Int8Products for Vnni {
         }
         for (sums, out) in sums.iter().zip(out) {
             for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
-                // SAFETY: half of `Sums` has the 32 bytes of a register.
+                // SAFETY: half of `Sums` is 32 bytes long, as is a register.
                 unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), *sums) };
             }
         }
     }
 }
 
-/// Products by `vpmaddwd`, which multiplies integers of 16 bits.
+/// Products by `vpmaddwd`, which multiplies 16-bit integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Madd(());
 
@@ -245,12 +245,12 @@ impl Int8Products for Madd {
         const QUARTER: usize = LANES / 4;
         let row_size = blocks.len() * GROUP * Self::ACTIVATION_SIZE;
         for half in 0..2 {
-            // A register has four columns, with a sum of the even and one of the odd pairs of inputs for each.
+            // A register has four columns, each with two sums: even and odd input pairs.
             let mut sums = [[_mm256_setzero_si256(); 2]; R];
             for (step, block) in blocks.iter().enumerate() {
                 let weights = [2 * half, 2 * half + 1].map(|quarter| {
                     let groups = &block[quarter * QUARTER..][..QUARTER];
-                    // SAFETY: four groups are the 16 bytes of a register. Any address may be prefetched.
+                    // SAFETY: four groups are 16 bytes long, as is a register. Any address may be prefetched.
                     _mm256_cvtepi8_epi16(unsafe {
                         _mm_prefetch::<_MM_HINT_T0>(groups.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
                         _mm_loadu_si128(groups.as_ptr().cast())
@@ -258,7 +258,7 @@ impl Int8Products for Madd {
                 });
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let start = r * row_size + step * GROUP * Self::ACTIVATION_SIZE;
-                    // SAFETY: by the contract of this function.
+                    // SAFETY: per this function's contract.
                     let group = unsafe { rows.as_ptr().add(start).cast::<i64>().read_unaligned() };
                     let group = _mm256_set1_epi64x(group);
                     for (sums, weights) in sums.iter_mut().zip(weights) {
@@ -267,10 +267,10 @@ impl Int8Products for Madd {
                 }
             }
             for ([left, right], out) in sums.into_iter().zip(&mut *out) {
-                // Adding horizontally interleaves the halves of registers; the permutation restores their order.
+                // Horizontal addition interleaves register halves; the permutation restores their order.
                 let sums = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(left, right));
                 let out = &mut out[n][half * LANES / 2..][..LANES / 2];
-                // SAFETY: half of `Sums` has the 32 bytes of a register.
+                // SAFETY: half of `Sums` is 32 bytes long, as is a register.
                 unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) };
             }
         }
@@ -278,19 +278,19 @@ impl Int8Products for Madd {
 }
 
 /// # Safety
-/// `a` has `R` rows of `depth` values, and `b` has `depth` rows of 32.
+/// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
     for n in 0..2 {
         let mut sums = [[_mm256_setzero_ps(); 2]; R];
         for k in 0..depth {
-            // SAFETY: by the contract of this function.
+            // SAFETY: per this function's contract.
             let columns = unsafe {
                 let columns = b.values.as_ptr().add(k * b.stride + n * LANES);
                 [_mm256_loadu_ps(columns), _mm256_loadu_ps(columns.add(LANES / 2))]
             };
             for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: by the contract of this function.
+                // SAFETY: per this function's contract.
                 let value = _mm256_set1_ps(unsafe { *a.values.as_ptr().add(r * a.stride + k) });
                 sums[0] = _mm256_fmadd_ps(value, columns[0], sums[0]);
                 sums[1] = _mm256_fmadd_ps(value, columns[1], sums[1]);
@@ -298,7 +298,7 @@ unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &
         }
         for (sums, out) in sums.iter().zip(&mut *out) {
             for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
-                // SAFETY: half of `Lanes` has the 32 bytes of a register.
+                // SAFETY: half of `Lanes` is 32 bytes long, as is a register.
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr(), *sums) };
             }
         }

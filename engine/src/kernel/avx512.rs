@@ -13,7 +13,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512Vnni(());
 
-/// Blocks of a panel between the one in use and the one that is fetched: 8 KiB.
+/// Prefetch distance in panel blocks: 8 KiB.
 const PREFETCHED_BLOCKS: usize = 128;
 
 impl Avx512Vnni {
@@ -63,7 +63,7 @@ impl Kernel for Avx512Vnni {
     }
 
     fn call<F: KernelFn>(self, function: F) -> F::Output {
-        // SAFETY: `self` is proof of the processor's features.
+        // SAFETY: `self` is proof that the processor has the features.
         unsafe { call(self, function) }
     }
 
@@ -75,13 +75,13 @@ impl Kernel for Avx512Vnni {
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
         assert_tile::<Self>(rows, &panels, out.len());
         let [left, right] = panels.map(|panel| panel.blocks);
-        // SAFETY: `self` is proof of the processor's features. The length of the rows was asserted.
+        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>(rows, left, right, out) });
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         assert_product(depth, a, b, out.len());
-        // SAFETY: `self` is proof of the processor's features. The lengths of the rows were asserted.
+        // SAFETY: `self` is proof that the processor has the features. The row lengths were asserted.
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { product::<R>(depth, a, b, out) });
     }
 }
@@ -92,21 +92,21 @@ fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
 }
 
 /// # Safety
-/// `rows` consists of `R` rows of as many activations as `left` and `right` have inputs.
+/// `rows` has `R` rows, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out: &mut [[Sums; 2]; R]) {
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
     let width = left.len() * GROUP;
     for (step, (left, right)) in left.iter().zip(right).enumerate() {
         let [left, right] = [left, right].map(|block| {
-            // SAFETY: a block has the 64 bytes of a register. Any address may be prefetched.
+            // SAFETY: a block is 64 bytes long, as is a register. Any address may be prefetched.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
                 _mm512_loadu_si512((&raw const *block).cast())
             }
         });
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: by the contract of this function.
+            // SAFETY: per this function's contract.
             let group = unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
             let group = _mm512_set1_epi32(group);
             sums[0] = _mm512_dpbusd_epi32(sums[0], group, left);
@@ -114,23 +114,23 @@ unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out
         }
     }
     for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
-        // SAFETY: `Sums` has the 64 bytes of a register.
+        // SAFETY: `Sums` is 64 bytes long, as is a register.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums) };
     }
 }
 
 /// # Safety
-/// `a` has `R` rows of `depth` values, and `b` has `depth` rows of 32.
+/// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let rows: [*const f32; R] = std::array::from_fn(|r| a.values.as_ptr().wrapping_add(r * a.stride));
     let mut columns = b.values.as_ptr();
     for k in 0..depth {
-        // SAFETY: by the contract of this function.
+        // SAFETY: per this function's contract.
         let (left, right) = unsafe { (_mm512_loadu_ps(columns), _mm512_loadu_ps(columns.add(LANES))) };
         for (row, sums) in rows.iter().zip(&mut sums) {
-            // SAFETY: by the contract of this function.
+            // SAFETY: per this function's contract.
             let value = _mm512_set1_ps(unsafe { *row.add(k) });
             sums[0] = _mm512_fmadd_ps(value, left, sums[0]);
             sums[1] = _mm512_fmadd_ps(value, right, sums[1]);
@@ -138,7 +138,7 @@ unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &
         columns = columns.wrapping_add(b.stride);
     }
     for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
-        // SAFETY: `Lanes` has the 64 bytes of a register.
+        // SAFETY: `Lanes` is 64 bytes long, as is a register.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sums) };
     }
 }

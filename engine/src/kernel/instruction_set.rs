@@ -8,7 +8,7 @@ use super::{Kernel, KernelFn, Plain};
 #[cfg(target_arch = "aarch64")]
 use super::{NeonDotProduct, NeonI8mm};
 
-/// A kernel that this processor can execute.
+/// A kernel this processor can execute.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InstructionSet {
     /// AVX-512 with VNNI.
@@ -20,7 +20,7 @@ pub enum InstructionSet {
     /// AVX2 without VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
-    /// NEON with products of 8-bit matrices.
+    /// NEON with 8-bit matrix products.
     #[cfg(target_arch = "aarch64")]
     NeonI8mm(NeonI8mm),
     /// NEON with 8-bit dot products.
@@ -36,7 +36,7 @@ impl InstructionSet {
         Self::available().next().unwrap_or(Self::Plain(Plain))
     }
 
-    /// All kernels that this processor can execute, the fastest first.
+    /// All kernels this processor can execute, fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
         let all = [
             #[cfg(target_arch = "x86_64")]
@@ -54,7 +54,7 @@ impl InstructionSet {
         all.into_iter().flatten()
     }
 
-    /// Calls a function that is compiled for these instructions.
+    /// Calls a function compiled for these instructions.
     pub fn call<F: KernelFn>(self, function: F) -> F::Output {
         match self {
             #[cfg(target_arch = "x86_64")]

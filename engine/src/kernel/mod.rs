@@ -1,27 +1,27 @@
-//! The arithmetic of Kivu's native engine, with one implementation for each family of processors.
+//! Native engine arithmetic, with one implementation per processor family.
 //!
-//! A [`Kernel`] multiplies 8-bit integers and `f32` matrices and calculates with 16 `f32` lanes. [`Plain`] is
-//! ordinary Rust and defines the results; all other kernels return the same bits:
-//! - sums of integer products are exact in `i32`;
-//! - sums of `f32` products are made in the order of the inputs, each step a fused multiply-add;
-//! - lane operations are the correctly rounded ones of IEEE 754; `min` and `max` are comparisons with a defined
-//!   result for NaN and for zeros of either sign.
+//! A [`Kernel`] multiplies 8-bit integers and `f32` matrices and calculates with 16 `f32` lanes. [`Plain`] is ordinary
+//! Rust and defines the results; all other kernels return the same bits:
+//! - integer sums are exact in `i32`;
+//! - `f32` products are summed in input order, each step a fused multiply-add;
+//! - lane operations are correctly rounded, as in IEEE 754; `min` and `max` are comparisons with a defined result for
+//!   NaN and for positive and negative zero.
 //!
-//! Only the sign and payload of a NaN are unspecified.
+//! Only a NaN's sign and payload are unspecified.
 //!
 //! # Weights
-//! All kernels read the same layout, so a file of weights serves every processor: [panels](Panel) of 16 columns, in
-//! which the weights of four inputs are adjacent. A [`Block`] of 64 bytes is a register of AVX-512 VNNI, two of
-//! AVX-VNNI or AVX2, four of NEON, and a row of a tile register of AMX. Activations are rows in a format that each
-//! kernel defines, see [`Kernel::store_activations`]. AMX would fit in: its tiles are rows of unsigned activations and
-//! these blocks of weights. A kernel for it does not exist yet.
+//! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
+//! four inputs' weights are adjacent. A [`Block`] has 64 bytes: one register with AVX-512 VNNI, two with AVX-VNNI or
+//! AVX2, four with NEON, and one tile-register row with AMX. Activations are rows in a format that each kernel defines,
+//! see [`Kernel::store_activations`]. AMX would fit in: its tiles hold unsigned activation rows and these weight
+//! blocks. An AMX kernel does not exist yet.
 //!
 //! # Unsafe code
 //! This crate has `unsafe` code for two reasons:
-//! - Intrinsics, and functions compiled for processor features. A value of a kernel's type is proof that this
-//!   processor has its features: the only constructor, `new`, detects them.
-//! - Unaligned loads and stores of vector registers. Their pointers are derived from references to arrays of at least
-//!   the register's size, or from slices whose length is asserted.
+//! - Intrinsics, and functions compiled for processor features. A kernel value is proof that the processor has the
+//!   features: the only constructor, `new`, detects them.
+//! - Unaligned loads and stores between memory and vector registers. Their pointers are derived from references to
+//!   arrays at least as long as the register, or from slices whose length is asserted.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -43,48 +43,48 @@ pub use instruction_set::InstructionSet;
 pub use neon::{NeonDotProduct, NeonI8mm};
 pub use plain::Plain;
 
-/// The number of `f32` lanes of a kernel, and of columns of a panel.
+/// `f32` lanes per kernel, and columns per panel.
 pub const LANES: usize = 16;
 /// 16 numbers.
 pub type Lanes = [f32; LANES];
-/// 16 sums of integer products.
+/// 16 integer sums.
 pub type Sums = [i32; LANES];
-/// The weights of four inputs for 16 columns.
+/// Weights for four inputs and 16 columns.
 pub type Block = [[i8; GROUP]; LANES];
-/// The number of inputs of a block.
+/// Inputs per block.
 pub const GROUP: usize = 4;
-/// The largest number of rows of [`Kernel::tile`] and [`Kernel::product`].
+/// Maximum row count for [`Kernel::tile`] and [`Kernel::product`].
 pub const MAX_ROWS: usize = 12;
 
-/// 16 columns of a matrix of weights.
+/// 16 columns of a weight matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel<'a> {
     /// The weights, four inputs each.
     pub blocks: &'a [Block],
-    /// The sum of each column.
+    /// Per-column sums.
     pub column_sums: &'a Sums,
 }
 
-/// Rows of a matrix, `stride` values apart.
+/// Matrix rows, `stride` values apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// From the first value of the first row to the last value of the last row, at least.
+    /// At least from the first row's first value to the last row's last value.
     pub values: &'a [f32],
-    /// The number of values from the beginning of a row to that of the next.
+    /// Distance between row starts, in values.
     pub stride: usize,
 }
 
-/// A function that is compiled for every kernel.
+/// A function compiled for every kernel.
 pub trait KernelFn {
-    /// The result of [`KernelFn::call`].
+    /// Return type.
     type Output;
 
-    /// Implementations are `#[inline(always)]`, as are the functions that they call with `kernel`: only code that is
-    /// inlined into [`Kernel::call`] is compiled with the processor's features.
+    /// Implementations are `#[inline(always)]`, as are all functions they call with `kernel`: only code inlined into
+    /// [`Kernel::call`] is compiled with the processor's features.
     fn call<K: Kernel>(self, kernel: K) -> Self::Output;
 }
 
-/// The arithmetic of a family of processors.
+/// Arithmetic for a processor family.
 ///
 /// Kernels are zero-sized. A value exists only on processors that can execute it.
 pub trait Kernel: Copy + Send + Sync + 'static {
@@ -94,7 +94,7 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// Bytes per activation in rows for [`tile`](Self::tile).
     const ACTIVATION_SIZE: usize;
 
-    /// Calls a function that is compiled for this processor.
+    /// Calls a function compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
 
     /// Loads 16 numbers.
@@ -119,30 +119,30 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     fn max(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
     /// 16 integers, rounded to the nearest numbers.
     fn load_i32(self, values: &Sums) -> Self::F32x16;
-    /// Adds the lowest nine bits of `n`, as an integer, to sign and exponent of `a`: `a × 2^i` for a normal result,
-    /// where `n` is `1.5 × 2^23 + i`. The result for NaN is unspecified.
+    /// Multiplies `a` by `2^i` if the result is normal, where `n` is `1.5 × 2^23 + i`: adds `n`'s lowest nine bits, as
+    /// an integer, to `a`'s sign and exponent. The result for NaN is unspecified.
     fn shift_exponent(self, a: Self::F32x16, n: Self::F32x16) -> Self::F32x16;
-    /// The lowest eight bits of each number: the integer `i` where the number is `2^23 + i`.
+    /// Each number's lowest eight bits: the integer `i` where the number is `2^23 + i`.
     fn low_bytes(self, a: Self::F32x16) -> [u8; LANES];
 
-    /// Stores the [lowest byte](Self::low_bytes) of each lane as an unsigned activation, in the format of
-    /// [`tile`](Self::tile).
+    /// Stores each lane's [lowest byte](Self::low_bytes) as an unsigned activation, in the format that
+    /// [`tile`](Self::tile) reads.
     ///
     /// # Panics
     /// Unless `out` has [`ACTIVATION_SIZE`](Self::ACTIVATION_SIZE) bytes per lane.
     fn store_activations(self, a: Self::F32x16, out: &mut [u8]);
 
-    /// Products of one to [`MAX_ROWS`] rows of activations with two panels. The number of rows is that of `out`.
-    /// Sums that exceed an `i32`, for which more than 65,000 inputs are needed, wrap around.
+    /// Multiplies one to [`MAX_ROWS`] activation rows, as many as `out` has, by two panels. Sums that exceed an `i32`,
+    /// which takes more than 65,000 inputs, wrap around.
     ///
     /// # Panics
     /// Unless both panels have as many inputs as each row.
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]);
 
-    /// Products of one to [`MAX_ROWS`] rows of `depth` values with 32 columns. The number of rows is that of `out`.
+    /// Multiplies one to [`MAX_ROWS`] rows, as many as `out` has, with `depth` values each, by 32 columns.
     ///
     /// # Panics
-    /// Unless `a` has as many rows of `depth` values and `b` has `depth` rows of 32.
+    /// Unless `a` has as many rows with `depth` values, and `b` has `depth` rows with 32 values.
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);
 }
 
@@ -151,8 +151,8 @@ macro_rules! intrinsics {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)? { $body:expr })*) => {$(
         #[inline(always)]
         fn $name(self, $($argument: $type),*) $(-> $output)? {
-            // SAFETY: `self` is proof of the processor's features. Pointers are derived from references to arrays
-            // that have at least the size of the register that is read or written.
+            // SAFETY: `self` is proof that the processor has the features. Pointers are derived from references to
+            // arrays at least as long as the register read or written.
             unsafe { $body }
         }
     )*};
@@ -160,7 +160,7 @@ macro_rules! intrinsics {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use intrinsics;
 
-/// Evaluates an expression with the constant `$R` equal to the number of elements of `$out`, and `$out` an array.
+/// Evaluates an expression with the constant `$R` equal to `$out`'s length, and `$out` an array.
 macro_rules! with_row_count {
     ($out:ident, $R:ident in $($number:literal)* => $call:expr) => {
         match $out.len() {
@@ -177,13 +177,13 @@ macro_rules! with_row_count {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use with_row_count;
 
-/// Splits rows evenly into parts of at most `max`.
+/// Splits rows evenly into parts with at most `max` rows.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn part(rows: usize, max: usize) -> usize {
     rows.div_ceil(rows.div_ceil(max))
 }
 
-/// Asserts that the arguments of a tile fit each other.
+/// Asserts that a tile's arguments fit each other.
 #[inline(always)]
 fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize) {
     assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
@@ -196,7 +196,7 @@ fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize
     );
 }
 
-/// Asserts that the arguments of a product fit each other.
+/// Asserts that a product's arguments fit each other.
 #[inline(always)]
 fn assert_product(depth: usize, a: Rows<'_>, b: Rows<'_>, row_count: usize) {
     let has_rows = |rows: Rows<'_>, count: usize, width: usize| {

@@ -1,5 +1,4 @@
-//! The kernels for arm64 processors with 8-bit products: dot products of signed integers, or products of unsigned and
-//! signed ones (i8mm).
+//! Kernels for arm64 processors with 8-bit products: signed dot products (`sdot`), or mixed-sign ones (i8mm, `sudot`).
 //!
 //! Their intrinsics are not stable yet, so the instructions are inline assembly.
 
@@ -19,9 +18,9 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neon<I>(I);
 
-/// NEON with dot products of signed integers. Activations become signed, and the sums begin with the difference.
+/// NEON with signed dot products. Activations become signed; the sums' initial values correct the offset.
 pub type NeonDotProduct = Neon<Sdot>;
-/// NEON with dot products of signed and unsigned integers.
+/// NEON with mixed-sign dot products.
 pub type NeonI8mm = Neon<Sudot>;
 
 /// 16 numbers.
@@ -41,26 +40,26 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     /// The processor has the instructions.
     unsafe fn call<F: KernelFn>(kernel: Neon<Self>, function: F) -> F::Output;
 
-    /// The sums of activations that are zero, for columns with these sums.
+    /// Initial sums, given the panel's column sums: corrects the activations' offset.
     fn initial(column_sums: &Sums) -> Sums;
 
-    /// Adds four products to each sum: those of four adjacent weights and of the four activations in lane `LANE`.
+    /// Adds four products to each sum: four adjacent weights times the four activations in lane `LANE`.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn dot<const LANE: u32>(sums: int32x4_t, weights: int8x16_t, activations: uint8x16_t)
     -> int32x4_t;
 
-    /// Products of `R` rows, at most [`TILE_ROWS`], with panel `n`.
+    /// Multiplies `R` rows, at most [`TILE_ROWS`], by panel `n`.
     ///
     /// # Safety
-    /// The processor has the instructions. `rows` begins with `R` rows of as many activations as `panel` has inputs.
+    /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in `panel`.
     unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]);
 }
 
-/// Rows of a register tile. Their sums are in 16 of the 32 registers.
+/// Rows per register tile. Their sums occupy 16 of the 32 registers.
 const TILE_ROWS: usize = 4;
-/// Rows of a register tile of `f32` products. Their sums are in 24 of the 32 registers.
+/// Rows per register tile for `f32` products. Their sums occupy 24 of the 32 registers.
 const PRODUCT_ROWS: usize = 6;
 
 impl<I: Int8Products> Neon<I> {
@@ -111,7 +110,7 @@ impl<I: Int8Products> Kernel for Neon<I> {
     }
 
     fn call<F: KernelFn>(self, function: F) -> F::Output {
-        // SAFETY: `self` is proof of the processor's features.
+        // SAFETY: `self` is proof that the processor has the features.
         unsafe { I::call(self, function) }
     }
 
@@ -127,7 +126,7 @@ impl<I: Int8Products> Kernel for Neon<I> {
         for (n, panel) in panels.into_iter().enumerate() {
             for (i, out) in out.chunks_mut(part).enumerate() {
                 let rows = &rows[i * part * row_size..];
-                // SAFETY: `self` is proof of the processor's features. The length of the rows was asserted.
+                // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
                 with_row_count!(out, R in 1 2 3 4 => unsafe { I::tile::<R>(rows, panel, n, out) });
             }
         }
@@ -138,7 +137,7 @@ impl<I: Int8Products> Kernel for Neon<I> {
         let part = part(out.len(), PRODUCT_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
             let a = Rows { values: &a.values[n * part * a.stride..], ..a };
-            // SAFETY: every arm64 processor has NEON. The lengths of the rows were asserted.
+            // SAFETY: every arm64 processor has NEON. The row lengths were asserted.
             with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { product::<R>(depth, a, b, out) });
         }
     }
@@ -178,7 +177,7 @@ impl Int8Products for Sdot {
         weights: int8x16_t,
         activations: uint8x16_t,
     ) -> int32x4_t {
-        // SAFETY: the processor has the instruction, by the contract of this function.
+        // SAFETY: the processor has the instruction, per this function's contract.
         unsafe {
             asm!(
                 "sdot {sums:v}.4s, {weights:v}.16b, {activations:v}.4b[{lane}]",
@@ -194,7 +193,7 @@ impl Int8Products for Sdot {
 
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]) {
-        // SAFETY: by the contract of this function.
+        // SAFETY: per this function's contract.
         unsafe { tile::<Self, R>(rows, panel, n, out) }
     }
 }
@@ -226,7 +225,7 @@ impl Int8Products for Sudot {
         weights: int8x16_t,
         activations: uint8x16_t,
     ) -> int32x4_t {
-        // SAFETY: the processor has the instruction, by the contract of this function.
+        // SAFETY: the processor has the instruction, per this function's contract.
         unsafe {
             asm!(
                 "sudot {sums:v}.4s, {weights:v}.16b, {activations:v}.4b[{lane}]",
@@ -242,7 +241,7 @@ impl Int8Products for Sudot {
 
     #[target_feature(enable = "neon,i8mm")]
     unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]) {
-        // SAFETY: by the contract of this function.
+        // SAFETY: per this function's contract.
         unsafe { tile::<Self, R>(rows, panel, n, out) }
     }
 }
@@ -259,8 +258,8 @@ unsafe fn tile<I: Int8Products, const R: usize>(
     let width = panel.blocks.len() * GROUP;
     let row = |r: usize, step: usize| rows.as_ptr().wrapping_add(r * width + step * GROUP);
     let initial = I::initial(panel.column_sums);
-    // SAFETY: the arrays have the sizes of the registers. Activations are within the rows, by the contract of this
-    // function, which also is that of `add_block`.
+    // SAFETY: the arrays are as long as the registers. Activations are within the rows, per this function's contract,
+    // which covers `add_block` too.
     unsafe {
         let mut sums: [I32x16; R] = [array::from_fn(|n| vld1q_s32(quarters(&initial)[n].as_ptr())); R];
         // A register has the activations for four blocks.
@@ -287,7 +286,7 @@ unsafe fn tile<I: Int8Products, const R: usize>(
     }
 }
 
-/// Adds the products of a block and of the activations in lane `LANE`.
+/// Adds the products of a block and the activations in lane `LANE`.
 ///
 /// # Safety
 /// The processor has the instructions `I`.
@@ -297,8 +296,8 @@ unsafe fn add_block<I: Int8Products, const LANE: u32, const R: usize>(
     block: &Block,
     activations: &[uint8x16_t; R],
 ) {
-    // SAFETY: a quarter of a block has the 16 bytes of a register. The processor has the instructions, by the contract
-    // of this function.
+    // SAFETY: a quarter block is 16 bytes long, as is a register. The processor has the instructions, per this
+    // function's contract.
     unsafe {
         let weights: [int8x16_t; 4] = array::from_fn(|n| vld1q_s8(quarters(block)[n].as_ptr().cast()));
         for (sums, activations) in sums.iter_mut().zip(activations) {
@@ -310,17 +309,17 @@ unsafe fn add_block<I: Int8Products, const LANE: u32, const R: usize>(
 }
 
 /// # Safety
-/// `a` has `R` rows of `depth` values, and `b` has `depth` rows of 32.
+/// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "neon")]
 unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
     for n in 0..2 {
         let mut sums = [[vdupq_n_f32(0.0); 4]; R];
         for k in 0..depth {
             let columns = b.values.as_ptr().wrapping_add(k * b.stride + n * LANES);
-            // SAFETY: by the contract of this function.
+            // SAFETY: per this function's contract.
             let columns: F32x16 = array::from_fn(|i| unsafe { vld1q_f32(columns.add(i * LANES / 4)) });
             for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: by the contract of this function.
+                // SAFETY: per this function's contract.
                 let value = unsafe { *a.values.as_ptr().add(r * a.stride + k) };
                 for (sums, columns) in sums.iter_mut().zip(columns) {
                     *sums = vfmaq_n_f32(*sums, columns, value);
@@ -329,7 +328,7 @@ unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &
         }
         for (sums, out) in sums.iter().zip(&mut *out) {
             for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 4 }>().0) {
-                // SAFETY: a quarter of `Lanes` has the 16 bytes of a register.
+                // SAFETY: a quarter of `Lanes` is 16 bytes long, as is a register.
                 unsafe { vst1q_f32(out.as_mut_ptr(), *sums) };
             }
         }

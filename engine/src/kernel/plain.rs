@@ -1,4 +1,4 @@
-//! The kernel in ordinary Rust: the reference for all others, and the one for processors that have no other.
+//! The kernel in ordinary Rust: the reference for all others, and the fallback for other processors.
 
 use std::array;
 

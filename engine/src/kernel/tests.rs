@@ -1,4 +1,4 @@
-//! All kernels that this processor can execute return what [`Plain`] returns, bit for bit.
+//! All kernels this processor can execute return the same bits as [`Plain`].
 
 use proptest::prelude::*;
 
@@ -6,14 +6,14 @@ use super::{
     Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Plain, Rows, Sums,
 };
 
-/// The results of a function for each kernel, the reference last.
+/// A function's results for each kernel, the reference last.
 fn results<F: KernelFn + Clone>(function: &F) -> Vec<(InstructionSet, F::Output)> {
     InstructionSet::available()
         .map(|instructions| (instructions, instructions.call(function.clone())))
         .collect()
 }
 
-/// Fails unless all results are those of the reference.
+/// Fails unless all results equal the reference.
 fn assert_equal<F: KernelFn<Output: PartialEq + std::fmt::Debug> + Clone>(function: &F) {
     let expected = Plain.call(function.clone());
     for (instructions, found) in results(function) {
@@ -21,12 +21,12 @@ fn assert_equal<F: KernelFn<Output: PartialEq + std::fmt::Debug> + Clone>(functi
     }
 }
 
-/// The bits of numbers, where all NaNs are equal.
+/// The numbers' bits, where all NaNs are equal.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }
 
-/// Numbers that depend on a seed: proptest needs longer to generate many values than the kernels to multiply them.
+/// Seeded numbers: proptest takes longer to generate many values than the kernels to multiply them.
 struct Numbers(fastrand::Rng);
 
 impl Numbers {
@@ -34,7 +34,7 @@ impl Numbers {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// Bytes, a third of them extreme.
+    /// Random bytes, a third extreme.
     fn bytes(&mut self, count: usize) -> Vec<u8> {
         const EXTREME: [u8; 4] = [0, 127, 128, 255];
         (0..count)
@@ -42,7 +42,7 @@ impl Numbers {
             .collect()
     }
 
-    /// Numbers from -10 to 10; one of `rarity` is any number or a special one.
+    /// Numbers from -10 to 10; one in `rarity` is any number or a special one.
     fn floats(&mut self, count: usize, rarity: u32) -> Vec<f32> {
         const SPECIAL: [f32; 9] = [
             0.0,
@@ -92,7 +92,7 @@ impl Tile {
         }
     }
 
-    /// Without packing, by the definition of a product.
+    /// Computed without packing, by definition.
     fn expected(&self) -> Vec<[Sums; 2]> {
         let depth = self.rows.len() / self.row_count;
         let product = |row: &[u8], panel: &[Block], column: usize| {
@@ -216,7 +216,7 @@ impl KernelFn for Operations {
     }
 }
 
-/// Functions like those of a model.
+/// Functions as in a model.
 #[derive(Clone, Debug)]
 struct Functions(Lanes);
 
@@ -236,7 +236,7 @@ impl KernelFn for Functions {
         let rest =
             kernel.mul_add(kernel.sub(shifted, rounding), kernel.splat(-std::f32::consts::LN_2), clamped);
         let exp = kernel.shift_exponent(polynomial(rest, &[1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]), shifted);
-        // A quotient of polynomials.
+        // A polynomial quotient.
         let square = kernel.mul(x, x);
         let quotient = kernel.div(polynomial(square, &[-0.2, 0.1, 3.0]), polynomial(square, &[0.3, 1.0]));
         // Quantization.

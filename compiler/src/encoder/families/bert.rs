@@ -14,9 +14,9 @@ use crate::{
 };
 use kivu::error::Result;
 
-/// The buckets of distances in MPNet. `transformers` ignores the number in the config.
+/// Number of distance buckets in MPNet. `transformers` ignores the number in the config.
 const BUCKETS: usize = 32;
-/// All distances from here on share a bucket in MPNet, whose config does not name it.
+/// Distance from which MPNet uses a single bucket. The config does not name it.
 const FARTHEST: usize = 128;
 
 pub(super) const BERT: Names = Names {
@@ -62,7 +62,7 @@ const MPNET: Names = Names {
     ..ROBERTA
 };
 
-/// Reads the `config.json` of a family member.
+/// Reads a family member's `config.json`.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
     let is_deberta = model_type == "deberta-v2";
@@ -73,7 +73,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),
     };
-    // Tokens of a decoder attend to those before them.
+    // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
     if !is_deberta {
         expect(config, "position_embedding_type", &"absolute".to_owned())?;
@@ -127,7 +127,7 @@ impl Disentangled {
         expect(config, "pooler_hidden_size", &facts.hidden)?;
         let (distances, terms) = Distances::read(config, facts.max_positions)?;
         Ok(Self {
-            // The model has a term for content and one for each use of distances.
+            // The model has one term for content and one for each use of distances.
             scale: ((width * (1 + terms)) as f32).sqrt(),
             distances,
             convolution: Convolution::read(config)?,
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A config like that of DeBERTa-v3, except for one field.
+    /// DeBERTa-v3's config with one field changed.
     fn config(name: &str, value: serde_json::Value) -> Result<Disentangled> {
         let mut config = json!({
             "architectures": ["DebertaV2ForSequenceClassification"],

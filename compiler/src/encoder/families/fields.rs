@@ -1,4 +1,4 @@
-//! Fields of a `config.json` that families share.
+//! `config.json` fields shared between families.
 
 use std::fmt::Debug;
 
@@ -14,12 +14,12 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// The names of the width of a token's vector.
+/// Field names for the hidden size.
 const HIDDEN: [&str; 3] = ["hidden_size", "dim", "n_embd"];
 
 impl EncoderConfig {
-    /// The parts that most families share: attention to all tokens, normalizations and linear layers with biases, and
-    /// neither positions nor types of tokens.
+    /// Defaults for most families: full attention, normalizations and linear layers with biases, no positions and no
+    /// token types.
     pub(super) fn new(
         config: &ConfigFile,
         names: &'static Names,
@@ -75,7 +75,7 @@ impl Facts {
 }
 
 impl Heads {
-    /// As many heads of keys as of queries, which share a token's vector evenly.
+    /// As many key heads as query heads; they split the hidden size evenly.
     pub(super) fn read(config: &ConfigFile) -> Result<Self> {
         let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
         let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
@@ -83,7 +83,7 @@ impl Heads {
     }
 }
 
-/// The id of padding. MPNet ignores that of its config.
+/// Padding id. MPNet ignores its config's value.
 pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
     match config.model_type() {
         "mpnet" => Ok(1),
@@ -91,12 +91,12 @@ pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
     }
 }
 
-/// The activation that one of the fields names; GELU by default.
+/// Activation named by the first field present; GELU by default.
 pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
     Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
 }
 
-/// Refuses a config whose `field` exists and has another value than `expected`.
+/// Refuses a config with a `field` other than `expected`; a missing field passes.
 pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     config: &ConfigFile,
     field: &str,
@@ -111,7 +111,7 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     }
 }
 
-/// The number of tokens in the window of layers with local attention.
+/// Window size in tokens for layers with local attention.
 pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
     match config.get::<usize>(field)? {
         Some(found) if found < 2 => {
@@ -121,9 +121,9 @@ pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result
     }
 }
 
-/// The number of layers of which one attends to all tokens.
+/// Period, in layers, at which a layer has full attention.
 pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
-    /// Far above that of any model.
+    /// Far above any model's.
     const MAX: usize = 1 << 12;
     match config.get_any(fields)?.unwrap_or(default) {
         layers @ 1..=MAX => Ok(layers),
@@ -131,7 +131,7 @@ pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Re
     }
 }
 
-/// The spans of the layers that `layer_types` lists, full or sliding; `None` in files without the list.
+/// Spans per layer from `layer_types`, full or sliding; `None` in files without the list.
 pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
     let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
     let layers = config.require_size("num_hidden_layers")?;

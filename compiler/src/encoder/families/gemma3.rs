@@ -24,7 +24,7 @@ const NAMES: Names = Names {
     ..qwen3::NAMES
 };
 
-/// The heads of keys, and the values of a head, of files that do not name them.
+/// Key heads and head width if the files do not name them.
 const KEY_HEADS: usize = 4;
 const HEAD_WIDTH: usize = 256;
 
@@ -61,7 +61,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Attention to all tokens in some layers, and to a window in the others, which rotate by another base.
+/// Full attention in some layers, and a window in the others, which rotate by another base.
 fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span>> {
     let window = fields::window(config, "sliding_window", 4096)?;
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
@@ -74,7 +74,7 @@ fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span
     };
     let [all, near] = match is_decoder {
         true => [Reach::BEFORE, Reach { before: Some(window - 1), after: Some(0) }],
-        // The window's half on each side.
+        // Half the window on each side.
         false => [Reach::ALL, Reach::within(window / 2)],
     };
     let full = span("full_attention", "rope_theta", 1_000_000.0, all, scaling)?;

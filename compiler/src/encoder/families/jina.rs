@@ -1,5 +1,4 @@
-//! JinaBERT v2: jina-embeddings-v2-base-en and others of that series, among them the one for code, whose layers have
-//! other parts.
+//! JinaBERT v2: jina-embeddings-v2-base-en and its series, including the code model, which has different layers.
 
 use super::{
     bert::BERT,
@@ -30,7 +29,7 @@ const CODE: Names = Names {
     ..BERT
 };
 
-/// Whether a config with the type `bert` is of this family.
+/// Whether a config with type `bert` belongs to this family.
 pub(super) fn is_described_by(config: &ConfigFile) -> Result<bool> {
     Ok(config.get::<String>("position_embedding_type")?.as_deref() == Some("alibi"))
 }
@@ -58,7 +57,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Takes the layout of the model for code if the weights have it, which the config does not state.
+/// Switches to the code model's layout if the weights have it; the config does not state it.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     let name = config.in_layer(0, CODE.up[0], 0, false).name;
     if std::ptr::eq(config.names, &NAMES) && weights.has(&format!("{}{name}.weight", weights.prefix)) {

@@ -1,4 +1,4 @@
-//! Families of encoders: their `config.json`, read into a description, and the names of their weights.
+//! Encoder families: reads their `config.json` into a description, and names their weights.
 
 mod bert;
 mod fields;
@@ -20,7 +20,7 @@ use crate::{
 };
 use kivu::error::{Error, Result, quoted};
 
-/// The `model_type`s that are supported.
+/// Supported `model_type`s.
 pub(crate) const MODEL_TYPES: [&str; 15] = [
     "bert",
     "distilbert",
@@ -44,7 +44,7 @@ pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
     of(&ConfigFile::open(folder)?, folder)
 }
 
-/// Reads the config of an encoder in `folder`.
+/// Reads an encoder's config in `folder`.
 pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     read(config)
         .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
@@ -72,7 +72,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
 }
 
-/// The `tokenizer.json` of a model in `folder`.
+/// Reads the model's `tokenizer.json` in `folder`.
 pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
     match config.names {
         names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
@@ -81,7 +81,7 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
     }
 }
 
-/// Completes a description with properties that only the weights show.
+/// Completes a description with properties visible only in the weights.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina::adapt(config, weights);
 }
@@ -96,7 +96,7 @@ mod tests {
     use crate::keys::own_keys;
     use crate::layers::{Activation, Reach, Scaling};
 
-    /// The config of a fixture, except for one field.
+    /// A fixture's config with one field changed.
     fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
         let text = fs::read(folder.join(fixture).join("config.json")).unwrap();
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(rotary(config), own);
     }
 
-    /// Keys that are read only if another one is missing.
+    /// Keys read only if another is missing.
     const ALTERNATIVES: [(&str, &str); 2] =
         [("hidden_act", "activation_function"), ("sliding_window_pattern", "layer_types")];
 

@@ -79,8 +79,8 @@ fn is_mean(config: &ConfigFile) -> Result<bool> {
     }
 }
 
-/// Attention to all tokens in every n-th layer, with a base of its own, and to a window in the others. Files of
-/// `transformers` 5 list the layers instead, and have other names for the bases.
+/// Full attention in every n-th layer, with a separate base, and a window in the others. `transformers` 5 files list
+/// the layers instead, and name the bases differently.
 fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     rope::Rope::without_theta(config)?.scaling(&[], 0)?;
     let window = fields::window(config, "local_attention", 128)?;

@@ -30,7 +30,7 @@ const NAMES: Names = Names {
 const TRAINED_POSITIONS: usize = 2048;
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    // Options of the authors' code that their text models do not use.
+    // Options in the authors' code; their text models do not use them.
     for field in [
         "causal",
         "prenorm",
@@ -72,8 +72,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// A field of the authors' own form of the config, which all their files have; the default is that of the form of
-/// `transformers`.
+/// A field in the authors' own config form, which all their files have; the default matches the `transformers` form.
 fn own<T: DeserializeOwned>(config: &ConfigFile, field: &str, default: T) -> Result<T> {
     match config.fields().contains_key("n_embd") {
         true => config.require(field),
@@ -81,7 +80,7 @@ fn own<T: DeserializeOwned>(config: &ConfigFile, field: &str, default: T) -> Res
     }
 }
 
-/// The width of the feed-forward part. The authors' code rounds its own field up.
+/// Feed-forward width. The authors' code rounds its own field up.
 fn feed_forward(config: &ConfigFile, heads: Heads) -> Result<usize> {
     let hidden = heads.queries * heads.width;
     match config.get_size("intermediate_size")? {

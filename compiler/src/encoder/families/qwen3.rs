@@ -8,7 +8,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// The names of Qwen3, and of Gemma 3 but for the normalizations.
+/// Weight names for Qwen3, and Gemma 3 except for normalizations.
 pub(super) const NAMES: Names = Names {
     prefix: "model.",
     words: "embed_tokens.weight",
@@ -31,7 +31,7 @@ pub(super) const NAMES: Names = Names {
     labels: "",
 };
 
-/// The heads of keys, and the values of a head, of files that do not name them.
+/// Key heads and head width if the files do not name them.
 const KEY_HEADS: usize = 32;
 const HEAD_WIDTH: usize = 128;
 
@@ -65,8 +65,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Heads of any width, of which several may share keys and values: `keys` heads of `width` values by default. Each head of
-/// queries has its own if the number is `null`.
+/// Heads with any width, several of which may share keys and values: `keys` heads with `width` values by default. Each
+/// query head has its own if the number is `null`.
 pub(super) fn heads(config: &ConfigFile, keys: usize, width: usize) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
     let is_null = config.fields().contains_key("num_key_value_heads");

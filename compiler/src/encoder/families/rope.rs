@@ -1,4 +1,4 @@
-//! The settings of rotary positions in a `config.json`.
+//! Rotary position settings in a `config.json`.
 
 use serde::Deserialize;
 
@@ -8,16 +8,16 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// An entry of `rope_parameters`, or `rope_scaling` in older files.
+/// An entry in `rope_parameters`, or `rope_scaling` in older files.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Rope {
     rope_type: Option<String>,
-    /// The former name of `rope_type`; files of some versions of `transformers` have both.
+    /// Former name for `rope_type`; files by some `transformers` versions have both.
     r#type: Option<String>,
     pub(super) rope_theta: Option<f64>,
     factor: Option<f64>,
     partial_rotary_factor: Option<f64>,
-    /// An option of GTE's scaling.
+    /// Option in GTE's scaling.
     mixed_b: Option<f64>,
     original_max_position_embeddings: Option<usize>,
 }
@@ -33,12 +33,12 @@ impl Rope {
         Ok(rope)
     }
 
-    /// `rope_scaling` alone, in families whose layers differ in the other settings.
+    /// Reads `rope_scaling` alone, for families with other per-layer settings.
     pub(super) fn without_theta(config: &ConfigFile) -> Result<Self> {
         Ok(config.get("rope_scaling")?.unwrap_or_default())
     }
 
-    /// The scaling, which must be one of `supported`. `positions` are those in training.
+    /// The scaling, which must be one of `supported`. `positions` is the training length.
     pub(super) fn scaling(&self, supported: &[&str], positions: usize) -> Result<Scaling> {
         let kind = self.rope_type.as_ref().or(self.r#type.as_ref()).map_or("default", String::as_str);
         if let Some(found) = self.partial_rotary_factor.filter(|factor| *factor != 1.0) {
@@ -74,7 +74,7 @@ impl Rope {
     }
 }
 
-/// The rotation of `fraction` of the values of heads of the given width.
+/// Rotary embedding for `fraction` of a head's `width`.
 pub(super) fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -> Result<Rotary> {
     let rotated = (width as f64 * fraction) as usize;
     if !(fraction > 0.0 && fraction <= 1.0) || rotated < 2 || !rotated.is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! The encoders of T5 and mT5, of both versions: sentence-t5, GTR.
+//! T5 and mT5 encoders, v1.0 and v1.1: sentence-t5, GTR.
 
 pub(super) use crate::seq2seq::t5::{MT5, T5};
 use crate::{
@@ -35,7 +35,7 @@ pub(super) const PLAIN: Names = Names {
 };
 const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.DenseReluDense.wi_1"], ..PLAIN };
 
-/// Reads the `config.json` of a model whose decoder, if its files have one, is not used.
+/// Reads a `config.json`; a decoder, if the files have one, is not used.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let (inner, is_gated, activation) = feed_forward(config)?;
     let [heads, width] = heads(config)?;
