@@ -1,8 +1,7 @@
-//! The configuration: `kivu.toml`, every key of which an environment variable can override.
+//! Configuration: `kivu.toml`, where an environment variable can override every key.
 //!
-//! The variable of a key is `KIVU_` and the key in capitals, with two underscores for each dot: `KIVU_LISTEN`,
-//! `KIVU_LIMITS__TEXTS`. Lists are separated by commas. An empty variable is ignored. `KIVU_CONFIG` is the path of the
-//! file.
+//! A key's variable is `KIVU_` and the key in capitals, with two underscores for each dot: `KIVU_LISTEN`,
+//! `KIVU_LIMITS__TEXTS`. Lists are separated by commas. An empty variable is ignored. `KIVU_CONFIG` is the file's path.
 
 mod auth;
 mod batch;
@@ -36,13 +35,13 @@ pub use self::{
 };
 use crate::error::{Error, Result};
 
-/// The default path of the configuration file.
+/// Default configuration file path.
 pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
 const PREFIX: &str = "KIVU";
 /// The folder in a checkout for downloads and builds.
 const HOME: &str = ".kivu";
-/// The memory of the function in MB, set by Lambda.
+/// The function's memory in MB, set by Lambda.
 const LAMBDA_MEMORY: &str = "AWS_LAMBDA_FUNCTION_MEMORY_SIZE";
 /// The memory for which Lambda provides one CPU.
 const LAMBDA_MB_PER_CPU: usize = 1769;
@@ -50,53 +49,53 @@ const LAMBDA_MB_PER_CPU: usize = 1769;
 /// Environment variables.
 pub type Variables = BTreeMap<String, String>;
 
-/// The configuration of a server, a job or a command, as documented in `docs/configuration.md`.
+/// Configuration for a server, job or command, as documented in `docs/configuration.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The address on which `kivu serve` listens.
     #[serde(deserialize_with = "choice::address")]
     pub listen: SocketAddr,
-    /// The folder for downloads and builds. [`Config::load`] defaults to the nearest `.kivu` of the working folder
-    /// and its parents, or else to `kivu` in the user's cache folder.
+    /// Folder for downloads and builds. [`Config::load`] defaults to the nearest `.kivu` in the working folder or its
+    /// parents, or else to `kivu` in the user's cache folder.
     pub home: PathBuf,
     /// A folder for bundles from S3. Without it, they are loaded into memory and not kept.
     pub cache: Option<PathBuf>,
-    /// Whether the weights of local bundles are mapped into memory. If not, they are read: this takes more memory, but
-    /// the files may change while a model is loaded.
+    /// Whether local bundles' weights are mapped into memory. If not, they are read: this takes more memory, but the
+    /// files may change while a model is loaded.
     pub map_weights: bool,
-    /// The path of ONNX Runtime's library, if it is not in a default location.
+    /// Path to ONNX Runtime's library, if it is not in a default location.
     pub onnxruntime: Option<PathBuf>,
-    /// The engine of local models.
+    /// Engine for local models.
     pub engine: EngineChoice,
     /// Rows that a model runs concurrently, each on its own thread; by default one per CPU.
     pub threads: Option<NonZeroUsize>,
-    /// The format of the log on standard error.
+    /// Log format on standard error.
     pub log: LogFormat,
-    /// The path prefix of all routes, such as `/large`.
+    /// Path prefix for all routes, such as `/large`.
     pub prefix: Option<String>,
-    /// Authentication of requests.
+    /// Request authentication.
     pub auth: AuthConfig,
     /// Whether browsers get a page for trying models at `/`.
     pub page: bool,
-    /// The served models; the first is the default of requests without a model.
+    /// Served models; the first is the default for requests without a model.
     #[serde(deserialize_with = "models::paths_or_tables")]
     pub models: Vec<ModelConfig>,
-    /// Other names of models in requests: the name of a model by each alias.
+    /// Model aliases: maps each alias to a model name.
     pub aliases: BTreeMap<String, String>,
     /// Servers that may run models for this process.
     pub fleet: FleetConfig,
     /// Access to S3.
     pub s3: S3Config,
-    /// Access to the Hugging Face hub, from the variables of `huggingface_hub`.
+    /// Access to the Hugging Face Hub, from `huggingface_hub`'s variables.
     #[serde(skip)]
     pub hub: HubConfig,
-    /// The memory that this process may take, in bytes: that of the Lambda function or of the control group.
+    /// This process's memory limit in bytes, set by the Lambda function or the control group.
     #[serde(skip)]
     pub memory_limit: Option<u64>,
-    /// Limits of a request.
+    /// Request limits.
     pub limits: Limits,
-    /// Batch jobs of the function behind a bucket.
+    /// Batch jobs in the function behind a bucket.
     pub batch: BatchConfig,
 }
 
@@ -167,7 +166,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The environment of this process, without variables that are not UTF-8.
+    /// This process's environment, without variables that are not UTF-8.
     pub fn variables() -> Variables {
         std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -197,12 +196,12 @@ impl Config {
         }
     }
 
-    /// The folder of bundles that were built without `--out`.
+    /// Folder for bundles that were built without `--out`.
     pub fn bundles(&self) -> PathBuf {
         self.home.join("bundles")
     }
 
-    /// The bundle that a command line names: a path or URL, or else the name of a bundle in [`Config::bundles`].
+    /// The bundle that a command line names: a path or URL, or else a bundle name in [`Config::bundles`].
     pub fn find_bundle(&self, named: PathBuf) -> PathBuf {
         let built = self.bundles().join(&named);
         let is_name = named.components().count() == 1 && !named.exists();
@@ -215,7 +214,7 @@ impl Config {
     }
 }
 
-/// The error of a key whose value cannot be read.
+/// Error for a key whose value cannot be read.
 fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>) -> Error {
     let key = error.path().to_string();
     let variable = key.to_uppercase().replace('.', "__");
@@ -228,8 +227,8 @@ fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>)
     Error::config(format!("{place}: {}", expected.split(" for key `").next().unwrap_or_default()))
 }
 
-/// The default of `home`: the nearest [`HOME`] of the working folder and its parents; otherwise `kivu` in the user's
-/// cache folder, according to the XDG Base Directory Specification.
+/// Default `home`: the nearest [`HOME`] in the working folder or its parents; otherwise `kivu` in the user's cache
+/// folder, according to the XDG Base Directory Specification.
 fn default_home<'a>(working_folder: Option<&Path>, variable: impl Fn(&str) -> Option<&'a String>) -> PathBuf {
     let checkout = working_folder.into_iter().flat_map(Path::ancestors).map(|folder| folder.join(HOME));
     // The specification says to ignore relative paths.
@@ -239,7 +238,7 @@ fn default_home<'a>(working_folder: Option<&Path>, variable: impl Fn(&str) -> Op
     checkout.or_else(|| Some(cache()?.join("kivu"))).unwrap_or_else(|| HOME.into())
 }
 
-/// Whether `prefix` consists of segments of plain characters, each after a slash.
+/// Whether `prefix` consists of segments with plain characters, each after a slash.
 fn is_prefix(prefix: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_segment = |segment: &str| !segment.is_empty() && segment.chars().all(is_plain);

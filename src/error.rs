@@ -1,11 +1,11 @@
-//! The error type of the crate. Its variants correspond to what the caller can do.
+//! The crate's error type. Its variants correspond to what the caller can do.
 
 use std::time::Duration;
 
-/// The result of fallible functions of this crate.
+/// Result for this crate's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The error of another crate, for the log.
+/// Another crate's error, for the log.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error. `Display` prints its message without the causes, which are in `source`.
@@ -40,16 +40,16 @@ pub enum Error {
     UnknownModel {
         /// The requested name.
         name: String,
-        /// The names of all models.
+        /// All model names.
         known: Vec<String>,
     },
 
     /// Too many requests are in progress, or they are too large together; the caller may retry shortly.
     #[error("expected at most {limit} {unit} at once, but found more; try again in a moment")]
     Overloaded {
-        /// The maximum of all requests.
+        /// Maximum for all requests.
         limit: usize,
-        /// The name of what is limited, in the plural.
+        /// Plural noun for the limited unit.
         unit: &'static str,
     },
 
@@ -71,7 +71,7 @@ pub enum Error {
     Inference {
         /// The failed operation.
         message: String,
-        /// The error of the runtime.
+        /// The runtime's error.
         #[source]
         source: Option<Source>,
     },
@@ -88,7 +88,7 @@ pub enum Error {
     Model {
         /// The expected and the found value.
         message: String,
-        /// The error of another crate.
+        /// Another crate's error.
         #[source]
         source: Option<Source>,
     },
@@ -98,17 +98,17 @@ pub enum Error {
     Config {
         /// The key, what was expected and what was found.
         message: String,
-        /// The error of another crate.
+        /// Another crate's error.
         #[source]
         source: Option<Source>,
     },
 
-    /// An operation of the operating system failed.
+    /// An operating system call failed.
     #[error("{action}")]
     Io {
         /// The operation, with the path.
         action: String,
-        /// The error of the system.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -135,7 +135,7 @@ impl Error {
         Self::Inference { message: message.into(), source: None }
     }
 
-    /// [`Error::Inference`] with the error of another crate as its source.
+    /// [`Error::Inference`] with another crate's error as its source.
     pub fn inference_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Inference { message: message.into(), source: Some(source.into()) }
     }
@@ -150,7 +150,7 @@ impl Error {
         Self::Model { message: message.into(), source: None }
     }
 
-    /// [`Error::Model`] with the error of another crate as its source.
+    /// [`Error::Model`] with another crate's error as its source.
     pub fn model_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Model { message: message.into(), source: Some(source.into()) }
     }
@@ -160,7 +160,7 @@ impl Error {
         Self::Config { message: message.into(), source: None }
     }
 
-    /// [`Error::Config`] with the error of another crate as its source.
+    /// [`Error::Config`] with another crate's error as its source.
     pub fn config_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
         Self::Config { message: message.into(), source: Some(source.into()) }
     }
@@ -184,7 +184,7 @@ impl Error {
     }
 }
 
-/// Adds the index of the text to an error, if there are several texts.
+/// Adds the text's index to an error, if there are several texts.
 pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
     match error {
         Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),

@@ -1,10 +1,10 @@
-//! Parsers of external input, by name, for fuzzing. Not part of the API.
+//! Parsers for external input, by name, for fuzzing. Not part of the API.
 //!
-//! A reader returns for any input: it neither panics nor fails an assertion, and takes at most [`MAX_FACTOR`] times the
-//! memory of its input and [`MAX_EXTRA_BYTES`]. The fuzzer searches for inputs that violate this; tests replay those
-//! that it found.
+//! A reader returns for any input: it neither panics nor fails an assertion, and takes at most
+//! [`MAX_FACTOR`] times its input's memory plus [`MAX_EXTRA_BYTES`]. The fuzzer searches for inputs that
+//! violate this; tests replay its findings.
 //!
-//! Readers call private functions, so they are modules of the layers whose parsers they call.
+//! Readers call private functions, so they are modules in the layers whose parsers they call.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "only tests and the fuzzer run readers")]
 
@@ -21,7 +21,7 @@ use std::{
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::readers::READERS;
 
-/// The maximum memory of a reader as a multiple of its input's size.
+/// A reader's maximum memory as a multiple of its input size.
 pub const MAX_FACTOR: u64 = 10;
 /// The additional memory that a reader may take.
 pub const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
@@ -29,7 +29,7 @@ pub const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
 /// Parses external input.
 pub type Reader = fn(&[u8]);
 
-/// Runs a function, and returns the peak of its memory in bytes.
+/// Runs a function, and returns its peak memory in bytes.
 pub type Measure = fn(&dyn Fn()) -> u64;
 
 /// Readers with a corpus: a folder for each, by its name.
@@ -37,9 +37,9 @@ pub type Measure = fn(&dyn Fn()) -> u64;
 pub struct Corpus<'a> {
     /// Readers by name.
     pub readers: &'a [(&'a str, Reader)],
-    /// The parent of the readers' folders.
+    /// Parent of the readers' folders.
     pub folder: &'a Path,
-    /// Measures the memory of a call.
+    /// Measures a call's memory.
     pub measure: Measure,
 }
 
@@ -50,7 +50,7 @@ impl Corpus<'_> {
         files.map(|file| file.unwrap().path()).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
     }
 
-    /// Runs each reader with all of its inputs.
+    /// Runs each reader with all its inputs.
     ///
     /// # Panics
     /// If a reader panics, takes too much memory or has no inputs.
@@ -71,7 +71,8 @@ impl Corpus<'_> {
     /// coverage and reaches more.
     ///
     /// # Panics
-    /// If a reader panics, takes too much memory or more than 10 s. The input is then in the folder for temporary files.
+    /// If a reader panics, takes too much memory or more than 10 s. The input is then in the folder for
+    /// temporary files.
     pub fn mutate(&self) {
         let seconds = env::var("FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0.1);
         for (name, reader) in self.readers {
@@ -118,7 +119,7 @@ const EDGE_CASES: [&[u8]; 16] = [
     b"\xf0\x9f\x98\x80",
 ];
 
-/// One of `inputs` with random mutations.
+/// Picks one of `inputs` and mutates it randomly.
 fn mutated(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
     let mut bytes = inputs[random.usize(..inputs.len())].clone();
     for _ in 0..random.usize(1..8) {

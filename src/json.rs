@@ -1,12 +1,12 @@
-//! An estimate of the memory that JSON takes once it is parsed.
+//! Estimates the memory that JSON takes once it is parsed.
 //!
-//! An object of one field takes a hundred times its own text as a tree of values, so that a body within the size limit
-//! could exhaust the memory of the machine.
+//! As a value tree, an object with one field takes a hundred times its own text, so that a body within the size limit
+//! could exhaust the machine's memory.
 
-/// The limit: a multiple of the size of the text, and a constant. Real requests are far below.
+/// Limit: a multiple of the text size plus a constant. Real requests are far below.
 const MAX_FACTOR: usize = 6;
 const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
-/// The size of a value in a list that has grown, and the additional size of an object with one field. While a list is
+/// Value size in a list that has grown, and the additional size of an object with one field. While a list is
 /// reallocated, it takes half as much again.
 const VALUE_BYTES: usize = 64;
 const OBJECT_BYTES: usize = 640;
@@ -16,15 +16,15 @@ pub(crate) fn is_light(text: &[u8]) -> bool {
     weight(text) <= max_weight(text.len())
 }
 
-/// The memory that parsing a text of this size may take.
+/// Maximum memory for parsing a text with this size, in bytes.
 pub(crate) fn max_weight(bytes: usize) -> usize {
     bytes.saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
 }
 
-/// The memory that parsing `text` takes in addition to that of its strings.
+/// Memory for parsing `text`, without its strings, in bytes.
 ///
-/// Values and objects are counted by the characters that separate them, outside of strings. Invalid JSON is left to the
-/// parser.
+/// Values and objects are counted by the characters that separate them, outside strings. Invalid JSON
+/// is left to the parser.
 pub(crate) fn weight(text: &[u8]) -> usize {
     let (mut values, mut objects) = (1_usize, 0_usize);
     let mut rest = text.iter();
@@ -47,7 +47,7 @@ pub(crate) fn weight(text: &[u8]) -> usize {
     values.saturating_mul(VALUE_BYTES).saturating_add(objects.saturating_mul(OBJECT_BYTES))
 }
 
-/// The message of an error of syntax. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
+/// Message for a syntax error. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
 pub(crate) fn syntax(error: &serde_json::Error) -> String {
     error.to_string().replace("expected ident", "expected value")
 }

@@ -1,4 +1,4 @@
-//! Models: bundles, opened as the pipelines of their tasks.
+//! Models: bundles, opened as pipelines for their tasks.
 
 mod load;
 mod memory;
@@ -40,25 +40,24 @@ const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Model {
     /// The name in requests.
     pub name: String,
-    /// The manifest of its bundle, with the aliases of the configuration.
+    /// The bundle's manifest, with aliases from the configuration.
     pub manifest: Manifest,
-    /// The SHA-256 of its manifest, in hexadecimal.
+    /// SHA-256 of its manifest, in hexadecimal.
     pub digest: String,
-    /// The arithmetic of its matrix products on this processor; `None` if it runs only on a fleet.
+    /// Matmul arithmetic on this processor; `None` if it runs only on a fleet.
     pub arithmetic: Option<String>,
-    /// The settings of the configuration on which its results depend.
+    /// Configuration settings that its results depend on.
     pub settings: ModelSettings,
     /// Runs requests for its task.
     pub pipeline: Pipeline,
-    /// The memory that a text of the maximum number of tokens takes while it is computed, in bytes; `None` if it is
-    /// unknown.
+    /// Peak memory for a text with the maximum tokens, in bytes; `None` if unknown.
     pub max_input_memory: Option<u64>,
-    /// The memory-mapped files of its weights; empty if they are in memory or on a fleet.
+    /// Memory-mapped weight files; empty if the weights are in memory or on a fleet.
     pub files: Arc<MappedFiles>,
 }
 
 impl Model {
-    /// Opens all models of the configuration, in its order. Models share the weights of equal files.
+    /// Opens all models in configuration order. Models share the weights from equal files.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         let store = Store::new(config.s3.timeout());
         let mut models: Vec<Self> = Vec::new();
@@ -73,7 +72,7 @@ impl Model {
                          set `name` in `kivu.toml`"
                     )));
                 }
-                // Of two bundles of one repository of the hub, the first has the repository's name.
+                // If two bundles come from one hub repository, the first has the repository's name.
                 let repository = manifest.source.from.split('@').next().unwrap_or_default();
                 if models.iter().any(|known| known.manifest.aliases.iter().any(|alias| alias == repository)) {
                     manifest.aliases.retain(|alias| alias != repository);
@@ -125,7 +124,7 @@ impl Model {
     }
 }
 
-/// Refuses aliases of unknown models, and names of two models.
+/// Refuses aliases for unknown models, and names shared by two models.
 fn check_aliases(models: &[Model], config: &Config) -> Result<()> {
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {

@@ -1,4 +1,4 @@
-//! The messages of `onnx.proto` that are read and written here, with the field names and numbers of that file.
+//! Messages from `onnx.proto` that are read and written here, with its field names and numbers.
 
 #![expect(missing_docs, reason = "the fields are those of onnx.proto")]
 
@@ -7,9 +7,9 @@ use prost::Message;
 
 use crate::error::{Error, Result};
 
-/// The domain of ONNX Runtime's own operators.
+/// Domain for ONNX Runtime's own operators.
 pub const MICROSOFT: &str = "com.microsoft";
-/// The domain of the model-local functions that `kivu build` writes.
+/// Domain for the model-local functions that `kivu build` writes.
 pub const FUNCTIONS: &str = "kivu";
 
 /// `TensorProto.DataType`: the element types that occur here.
@@ -23,7 +23,7 @@ pub mod data_type {
     pub const BOOL: i32 = 9;
 }
 
-/// `AttributeProto.AttributeType`: the kinds of attribute that are written here.
+/// `AttributeProto.AttributeType`: the attribute kinds that are written here.
 #[expect(missing_docs, reason = "the names are those of onnx.proto")]
 pub mod attribute_type {
     pub const FLOAT: i32 = 1;
@@ -220,7 +220,7 @@ pub struct DimensionProto {
     pub value: Option<Dimension>,
 }
 
-/// The length of an axis: a number, or a name for any.
+/// An axis length: a number, or a name for any.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Dimension {
     /// A fixed length.

@@ -1,4 +1,4 @@
-//! Regular files of users. Opening a FIFO would wait for a writer, and a device may have no end.
+//! Opens users' regular files only. Opening a FIFO would wait for a writer, and a device may have no end.
 
 use std::{
     fs::{File, OpenOptions},
@@ -45,7 +45,7 @@ fn refused(error: io::Error) -> io::Error {
     }
 }
 
-/// The contents of a file.
+/// Reads a file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let size = file.metadata().map(|found| found.len()).unwrap_or_default();
@@ -55,13 +55,13 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The contents of a text file.
+/// Reads a text file.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     String::from_utf8(read(path)?).map_err(invalid)
 }
 
-/// Copies the contents and the mode of a file to a new or emptied one.
+/// Copies a file's contents and mode to a new or emptied one.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let (mut source, mut target) = (open(from)?, File::create(to)?);
     io::copy(&mut source, &mut target)?;

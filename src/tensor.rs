@@ -1,4 +1,4 @@
-//! Tensors: the inputs and outputs of models.
+//! Tensors: model inputs and outputs.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The type of a tensor's elements, by its name in KServe v2.
+/// Element type, by its name in KServe v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ElementType {
@@ -31,7 +31,7 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// The elements of a tensor, row-major.
+/// Tensor elements, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     /// Numbers in 32-bit floating point.
@@ -54,7 +54,7 @@ impl Elements {
         }
     }
 
-    /// The type of the elements.
+    /// Element type.
     pub fn element_type(&self) -> ElementType {
         match self {
             Self::Fp32(_) => ElementType::Fp32,
@@ -64,7 +64,7 @@ impl Elements {
         }
     }
 
-    /// The elements in the binary format of KServe v2: little-endian and unpadded; byte strings after their length.
+    /// Elements in KServe v2's binary format: little-endian and unpadded; byte strings after their length.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Fp32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -73,7 +73,7 @@ impl Elements {
             Self::Bytes(values) => {
                 let mut bytes = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
                 for value in values {
-                    // The limits of a request are far below 4 GiB.
+                    // Request limits are far below 4 GiB.
                     bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
                     bytes.extend_from_slice(value);
                 }
@@ -83,7 +83,7 @@ impl Elements {
     }
 }
 
-/// Reads numbers of `SIZE` bytes in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
+/// Reads numbers with `SIZE` bytes each in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
 pub fn read_numbers<const SIZE: usize, T>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> Option<Vec<T>> {
     let (numbers, rest) = bytes.as_chunks::<SIZE>();
     rest.is_empty().then(|| numbers.iter().copied().map(read).collect())
@@ -103,7 +103,7 @@ pub fn read_byte_strings(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
 
 /// A dense, row-major tensor.
 ///
-/// - The product of `shape` equals the number of elements: [`Tensor::new`] checks it once.
+/// - The product of `shape` equals the element count: [`Tensor::new`] checks it once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -111,7 +111,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of `shape`; an error if it has another number of elements.
+    /// Creates a tensor with `shape`; an error for another element count.
     pub fn new(shape: Vec<usize>, elements: Elements) -> Result<Self> {
         let expected = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         if expected != Some(elements.len()) {
@@ -123,7 +123,7 @@ impl Tensor {
         Ok(Self { shape, elements })
     }
 
-    /// A tensor of integers, such as token ids, with elements of the type that the model takes.
+    /// An integer tensor, such as token ids, in the element type that the model takes.
     pub fn integers(
         element_type: ElementType,
         shape: impl Into<Vec<usize>>,
@@ -141,7 +141,7 @@ impl Tensor {
         Self::new(shape.into(), elements)
     }
 
-    /// The length of each axis.
+    /// Axis lengths.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -151,7 +151,7 @@ impl Tensor {
         &self.elements
     }
 
-    /// The type of the elements.
+    /// Element type.
     pub fn element_type(&self) -> ElementType {
         self.elements.element_type()
     }

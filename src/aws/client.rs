@@ -1,10 +1,10 @@
-//! The configuration of the clients.
+//! Configuration for AWS clients.
 
 use aws_config::{BehaviorVersion, SdkConfig};
 
 use super::http;
 
-/// Account, region and endpoints of the environment.
+/// Account, region and endpoints from the environment.
 pub(super) async fn configuration() -> SdkConfig {
     aws_config::defaults(BehaviorVersion::latest()).http_client(http::client()).load().await
 }

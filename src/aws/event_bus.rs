@@ -11,10 +11,10 @@ use crate::error::{Error, Result};
 
 /// How long an event may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The source of all events.
+/// Source name for all events.
 const SOURCE: &str = "kivu";
 
-/// A bus of Amazon EventBridge. The client is created at the first use.
+/// An Amazon EventBridge bus. The client is created on first use.
 #[derive(Debug)]
 pub struct EventBus {
     name: String,
@@ -22,12 +22,12 @@ pub struct EventBus {
 }
 
 impl EventBus {
-    /// The bus with this name or ARN, in the account and region of the environment.
+    /// The bus with this name or ARN, in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Self { name: name.to_owned(), client: OnceCell::new() })
     }
 
-    /// Sends an event of the source `kivu`.
+    /// Sends an event with the source `kivu`.
     pub async fn send(&self, kind: &str, detail: &Value) -> Result<()> {
         let failed = |source: Box<dyn error::Error + Send + Sync>| {
             Error::io(format!("cannot send an event to the bus `{}`", self.name))(io::Error::other(source))

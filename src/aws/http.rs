@@ -9,8 +9,8 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 
-/// A client for all services. Like downloads from the hub, only connections for HTTPS go through a proxy: credentials of
-/// containers and machines come from addresses that a proxy cannot reach.
+/// HTTP client for all services. As for hub downloads, only HTTPS connections go through a proxy: container and machine
+/// credentials come from addresses that a proxy cannot reach.
 pub(crate) fn client() -> SharedHttpClient {
     let provider = || Provider::Rustls(CryptoMode::Ring);
     let Some(proxy) = proxy(|name| env::var(name).ok()) else {

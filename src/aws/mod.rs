@@ -1,5 +1,5 @@
-//! Secrets in AWS Secrets Manager, counts of requests in Amazon DynamoDB, messages to Amazon SQS, and events to
-//! Amazon EventBridge.
+//! Secrets in AWS Secrets Manager, request counts in Amazon DynamoDB, messages to Amazon SQS, and events
+//! to Amazon EventBridge.
 
 #[cfg(feature = "s3")]
 mod client;
@@ -24,12 +24,12 @@ pub use self::{event_bus::EventBus, queue::Queue, quota_table::QuotaTable, secre
 /// Requests to add to a count, unless it would exceed its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
-    /// The name of the API key.
+    /// API key name.
     pub key: &'a str,
     /// The day, in days since 1970.
     pub day: u64,
-    /// The number of requests.
+    /// Number of requests.
     pub requests: u32,
-    /// The limit of the day.
+    /// Daily limit.
     pub limit: u32,
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// How long a message may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A queue of Amazon SQS. The client is created at the first use.
+/// An Amazon SQS queue. The client is created on first use.
 #[derive(Debug)]
 pub struct Queue {
     url: String,
@@ -19,7 +19,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The standard queue at `url`, in the account and region of the environment.
+    /// The standard queue at `url`, in the environment's account and region.
     pub fn new(url: &str) -> Result<Self> {
         if !url.starts_with("http") || url.ends_with(".fifo") {
             return Err(Error::config(format!("expected the URL of a standard queue, but found `{url}`")));

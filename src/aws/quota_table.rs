@@ -1,4 +1,4 @@
-//! Counts of requests in a build with the feature `s3`.
+//! Request counts in builds with the feature `s3`.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 
 /// How long a request waits for the table.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Items are deleted this long after the start of their day.
+/// Items are deleted this long after their day begins.
 const KEPT: Duration = Duration::from_hours(72);
 const DAY: Duration = Duration::from_hours(24);
 
-/// A table of Amazon DynamoDB that counts the requests of each key and day. The client is created at the first use.
+/// An Amazon DynamoDB table that counts requests per key and day. The client is created on first use.
 ///
 /// An item has the attributes `key` and `day`, which identify it, `used_requests`, and `expires_at`, its time to live.
 #[derive(Debug)]
@@ -24,13 +24,13 @@ pub struct QuotaTable {
 }
 
 impl QuotaTable {
-    /// The table called `name` in the account and region of the environment.
+    /// The table called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Self { name: name.to_owned(), client: OnceCell::new() })
     }
 
-    /// Adds requests to the count of a key and a day, unless it would exceed the limit; returns whether it did. The check
-    /// and the addition are atomic.
+    /// Adds requests to the count for a key and day, unless the sum would exceed the limit; returns whether it added
+    /// them. The check and the addition are atomic.
     pub async fn add(&self, claim: Claim<'_>) -> Result<bool> {
         let Some(most) = claim.limit.checked_sub(claim.requests) else { return Ok(false) };
         let number = |value: u64| AttributeValue::N(value.to_string());

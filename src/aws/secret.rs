@@ -8,7 +8,7 @@ use tokio::{sync::OnceCell, time::timeout};
 use super::client;
 use crate::error::{Error, Result};
 
-/// Labels of a secret's versions: the rotation of a secret moves the second one to the value that it replaces.
+/// Version labels: rotation moves the second one to the value that it replaces.
 const CURRENT: &str = "AWSCURRENT";
 const PREVIOUS: &str = "AWSPREVIOUS";
 
@@ -20,12 +20,12 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// The secret called `name` in the account and region of the environment.
+    /// The secret called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Self { name: name.to_owned(), client: OnceCell::new() })
     }
 
-    /// The current value of the secret.
+    /// Current secret value.
     pub async fn read(&self, time_limit: Duration) -> Result<String> {
         let current = self.within(time_limit, self.fetch(CURRENT)).await?;
         current.ok_or_else(|| {
@@ -33,7 +33,7 @@ impl Secret {
         })
     }
 
-    /// The current value of the secret, and the one before the last rotation, if there is one.
+    /// Current secret value, and the one before the last rotation, if there is one.
     pub async fn read_versions(&self, time_limit: Duration) -> Result<Vec<String>> {
         let both = async { tokio::try_join!(self.fetch(CURRENT), self.fetch(PREVIOUS)) };
         let (current, previous) = self.within(time_limit, both).await?;

@@ -28,7 +28,7 @@ struct MappedFile {
     version: Version,
 }
 
-/// The metadata that changes when a file is replaced or written: device, inode, size, and time of modification.
+/// Metadata that changes when a file is replaced or written: device, inode, size, and modification time.
 type Version = (u64, u64, u64, i64, i64);
 
 fn version(metadata: &Metadata) -> Version {

@@ -1,4 +1,4 @@
-//! The interface between pipelines and the runtimes of models: ONNX Runtime in this process, or a fleet of servers.
+//! The interface between pipelines and model runtimes: ONNX Runtime in this process, or a fleet of servers.
 
 mod mapped;
 pub mod native;
@@ -41,11 +41,11 @@ pub enum Engine {
 /// Runs a model on named tensors.
 ///
 /// # Contract
-/// - `inputs` are in the order of [`Signature::inputs`] and have the same number of rows.
-/// - Outputs are in the order of [`Signature::outputs`], with their rows in the order of the inputs' rows.
-/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work whose caller has gone does not
-///   start.
-/// - A batch that fails does not affect other batches.
+/// - `inputs` are in [`Signature::inputs`] order and have equal row counts.
+/// - Outputs are in [`Signature::outputs`] order, with their rows in input order.
+/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work whose caller has
+///   gone does not start.
+/// - A failed batch does not affect other batches.
 #[async_trait]
 pub trait Backend: Debug + Send + Sync {
     /// The model's inputs and outputs.
@@ -54,13 +54,12 @@ pub trait Backend: Debug + Send + Sync {
     /// The preferred batching.
     fn schedule(&self) -> Schedule;
 
-    /// The memory that a text of `tokens` tokens takes while it is computed, in bytes, without the weights; `None` if it
-    /// is unknown.
+    /// Peak memory for a text with `tokens` tokens, in bytes, without the weights; `None` if unknown.
     fn text_bytes(&self, _tokens: usize) -> Option<u64> {
         None
     }
 
-    /// Runs batches as a single call, and returns the outputs of each.
+    /// Runs batches in a single call. Returns the outputs per batch.
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>>;
 
     /// Runs one batch.
@@ -77,12 +76,12 @@ pub struct Schedule {
     pub max_batch_size: NonZeroUsize,
     /// Calls that run in parallel. A caller has at most twice as many under way, so that callers take turns.
     pub concurrency: NonZeroUsize,
-    /// Batches of fewer tokens are combined into one call, which saves thread switches.
+    /// Batches with fewer tokens are combined into one call, which saves thread switches.
     pub min_call_tokens: usize,
 }
 
 impl Schedule {
-    /// Batches of one row, which need no padding.
+    /// Single-row batches, which need no padding.
     pub(crate) fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
         Self { max_batch_size: NonZeroUsize::MIN, concurrency, min_call_tokens }
     }
@@ -97,14 +96,14 @@ pub struct Signature {
     pub outputs: Vec<TensorSpec>,
 }
 
-/// The name, element type and shape of one input or output.
+/// Name, element type and shape for one input or output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The name in the graph.
     pub name: String,
-    /// The type of the elements.
+    /// Element type.
     pub element_type: ElementType,
-    /// The length of each axis; -1 for any length.
+    /// Axis lengths; -1 for any length.
     pub shape: Vec<i64>,
 }
 
@@ -139,7 +138,7 @@ impl fmt::Display for Signature {
 }
 
 impl Signature {
-    /// The index of the output called `name`.
+    /// Output index by name.
     pub fn output(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|output| output.name == name)
     }
@@ -183,7 +182,7 @@ impl Deadline {
         Self { at: Instant::now() + time, granted: time }
     }
 
-    /// The earlier of two deadlines.
+    /// Returns the earlier deadline.
     pub fn or_earlier(self, other: Self) -> Self {
         if other.at < self.at { other } else { self }
     }
@@ -198,12 +197,12 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// The error of work that missed the deadline.
+    /// Error for work that missed the deadline.
     pub fn exceeded(&self) -> Error {
         Error::DeadlineExceeded { after: self.granted }
     }
 
-    /// Runs `work` on an input of this size: here, or on another thread if it would delay other requests.
+    /// Runs `work` on an input with this size: here, or on another thread if it would delay other requests.
     pub async fn run_sized<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -1,4 +1,4 @@
-//! The instructions of this processor for products of 8-bit integers, as ONNX Runtime selects them.
+//! Detects this processor's int8 matmul instructions, in ONNX Runtime's selection order.
 
 use std::{fmt, sync::LazyLock};
 
@@ -7,10 +7,10 @@ use kivu_engine::kernel::{Avx2, Avx512Vnni, AvxVnni};
 #[cfg(target_arch = "aarch64")]
 use kivu_engine::kernel::{NeonDotProduct, NeonI8mm};
 
-/// The instructions for products of 8-bit integers.
+/// Int8 matmul instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int8Instructions {
-    /// x86-64, AMX tiles of 8-bit integers.
+    /// x86-64, AMX int8 tiles.
     Amx,
     /// x86-64, AVX-512 with VNNI.
     Avx512Vnni,
@@ -22,7 +22,7 @@ pub enum Int8Instructions {
     Avx2,
     /// x86-64 without AVX2.
     Sse,
-    /// arm64, products of 8-bit matrices.
+    /// arm64, int8 matrix products.
     NeonI8mm,
     /// arm64, 8-bit dot products.
     NeonDotProduct,
@@ -35,13 +35,12 @@ pub enum Int8Instructions {
 static DETECTED: LazyLock<Int8Instructions> = LazyLock::new(detect);
 
 impl Int8Instructions {
-    /// The best instructions of this processor.
+    /// This processor's best instructions.
     pub fn detected() -> Self {
         *DETECTED
     }
 
-    /// Whether sums of products of unsigned and signed integers saturate at 16 bits. Products of unsigned integers
-    /// are exact on all processors.
+    /// Whether u8 × i8 product sums saturate at 16 bits. u8 × u8 products are exact on all processors.
     pub fn saturate(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx2 | Self::Sse)
     }

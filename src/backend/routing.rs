@@ -26,9 +26,9 @@ impl Default for Location {
     }
 }
 
-/// The locations at which a model can run, with the load and the measured speed of each.
+/// Where a model can run, with the load and measured speed per location.
 ///
-/// Models of the same weights share a route and its measurements. `L` runs the model in this process.
+/// Models with the same weights share a route and its measurements. `L` runs the model in this process.
 #[derive(Clone, Debug)]
 pub struct Route<L = Arc<dyn Backend>> {
     local: Option<L>,
@@ -58,8 +58,8 @@ impl Assumed {
     };
 }
 
-/// The time reserved for running a request locally after the fleet has failed, as a multiple of the estimated local
-/// time; at most half of the time left.
+/// Time reserved for running a request locally after the fleet has failed, as a multiple of the estimated local time;
+/// at most half the time left.
 const RESERVE: u32 = 3;
 
 impl From<Arc<dyn Backend>> for Route {
@@ -76,12 +76,12 @@ impl From<Arc<dyn Seq2SeqBackend>> for Route<Arc<dyn Seq2SeqBackend>> {
 }
 
 impl Route {
-    /// A route for an encoder; `signature` is that of the bundle's graph, whether it runs locally or not.
+    /// A route for an encoder. `signature` comes from the bundle's graph, whether it runs locally or not.
     pub fn encoder(local: Option<Arc<dyn Backend>>, fleet: Option<Arc<Fleet>>, signature: Signature) -> Self {
         Self::new(local, fleet, signature, Assumed::ENCODER)
     }
 
-    /// The inputs and outputs of the bundle's graph.
+    /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
@@ -106,7 +106,7 @@ impl<L> Route<L> {
         Self { engine, ..self }
     }
 
-    /// The location of the local model.
+    /// Local location.
     pub fn here(&self) -> Location {
         Location::Local(self.engine)
     }
@@ -127,7 +127,7 @@ impl<L> Route<L> {
         self.fleet.as_ref()
     }
 
-    /// The location at which a request of `tokens` runs first.
+    /// Selects the first location for a request with `tokens`.
     pub fn choose(&self, tokens: usize) -> Location {
         match (&self.local, &self.fleet) {
             (None, Some(_)) => Location::Remote,
@@ -138,8 +138,8 @@ impl<L> Route<L> {
         }
     }
 
-    /// The deadline of the fleet for a request of `tokens`: earlier than the request's own where the request can
-    /// still run locally afterwards.
+    /// The fleet's deadline for a request with `tokens`: earlier than the request's own if it can still
+    /// run locally afterwards.
     pub fn remote_deadline(&self, tokens: usize, request: Deadline) -> Deadline {
         let Some(fleet) = &self.fleet else { return request };
         if self.local.is_none() {
@@ -150,7 +150,7 @@ impl<L> Route<L> {
         fleet.deadline(request).or_earlier(Deadline::within(left - reserve))
     }
 
-    /// Counts a request of `tokens` as running at `location` until the guard is dropped.
+    /// Counts a request with `tokens` as running at `location` until the guard is dropped.
     pub fn begin(&self, location: Location, tokens: usize) -> InProgress {
         let loads = Arc::clone(&self.loads);
         let before = loads.at(location).tokens.fetch_add(tokens, Ordering::Relaxed);
@@ -164,16 +164,16 @@ struct Loads {
     remote: Load,
 }
 
-/// The load and the speed of a location.
+/// A location's load and speed.
 #[derive(Debug)]
 struct Load {
-    /// The tokens of all requests in progress.
+    /// Tokens in all requests in progress.
     tokens: AtomicUsize,
     speed: Speed,
 }
 
 impl Load {
-    /// The expected time of a request of `tokens`, queued behind those in progress.
+    /// Expected time for a request with `tokens`, queued behind the requests in progress.
     fn estimate(&self, tokens: usize) -> Duration {
         self.speed.estimate(self.tokens.load(Ordering::Relaxed).saturating_add(tokens))
     }
@@ -198,7 +198,7 @@ pub struct InProgress {
     loads: Arc<Loads>,
     location: Location,
     tokens: usize,
-    /// Its tokens and those of the requests that were in progress when it began.
+    /// Its tokens plus all tokens that were in progress when it began.
     work: usize,
     started: Instant,
 }

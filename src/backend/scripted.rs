@@ -15,7 +15,7 @@ use crate::{
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
 
-/// Computes the outputs of a batch with a function, and records the shapes of its inputs.
+/// Computes a batch's outputs with a function, and records the input shapes.
 pub struct ScriptedBackend {
     signature: Signature,
     schedule: Schedule,
@@ -47,7 +47,7 @@ impl ScriptedBackend {
         self
     }
 
-    /// The shape of the first input of each batch so far.
+    /// First input's shape per batch so far.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
         self.shapes.lock().map(|shapes| shapes.clone()).unwrap_or_default()
     }
@@ -86,8 +86,8 @@ impl Backend for ScriptedBackend {
 
 type Continuation = dyn Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync;
 
-/// A sequence-to-sequence backend whose scores are a function of a source and of its target so far, which begins
-/// with the decoder's start token. Records the number of rows of each step.
+/// A sequence-to-sequence backend whose scores are a function of a source and its target so far, which begins with the
+/// decoder's start token. Records the rows per step.
 pub struct ScriptedSeq2Seq {
     vocabulary: usize,
     continuation: Box<Continuation>,
@@ -95,7 +95,7 @@ pub struct ScriptedSeq2Seq {
 }
 
 impl ScriptedSeq2Seq {
-    /// A backend with a vocabulary of this size, scored by `continuation`.
+    /// Creates a backend with this vocabulary size, scored by `continuation`.
     pub fn new(
         vocabulary: usize,
         continuation: impl Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync + 'static,
@@ -103,7 +103,7 @@ impl ScriptedSeq2Seq {
         Self { vocabulary, continuation: Box::new(continuation), steps: Mutex::default() }
     }
 
-    /// The number of rows of each step so far.
+    /// Rows per step so far.
     pub fn steps(&self) -> Vec<usize> {
         self.steps.lock().map(|steps| steps.clone()).unwrap_or_default()
     }
@@ -136,7 +136,7 @@ impl Seq2SeqBackend for ScriptedSeq2Seq {
 
 struct ScriptedDecoder<'a> {
     sequences: &'a ScriptedSeq2Seq,
-    /// The source and the target so far of each row.
+    /// Source and target so far, per row.
     rows: Vec<(Vec<i64>, Vec<i64>)>,
     logits: Vec<f32>,
 }

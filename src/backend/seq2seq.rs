@@ -14,10 +14,10 @@ use crate::error::Result;
 /// - A call that fails does not affect other calls.
 #[async_trait]
 pub trait Seq2SeqBackend: Debug + Send + Sync {
-    /// The number of calls that run in parallel.
+    /// Maximum calls in parallel.
     fn concurrency(&self) -> NonZeroUsize;
 
-    /// The number of scores per row, or `None` if it depends on the call.
+    /// Scores per row, or `None` if it depends on the call.
     fn vocabulary(&self) -> Option<usize>;
 
     /// Encodes `sources` and calls `decode` with their decoder, on a thread that it may block.
@@ -30,16 +30,16 @@ pub type DecodeFn = Box<dyn FnOnce(&mut dyn Decoder) -> Result<()> + Send>;
 /// Sources that are encoded together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceBatch {
-    /// The token ids of at least one source, a row each, with special tokens.
+    /// Source token ids, one row per source, with special tokens; at least one row.
     pub rows: Vec<Vec<i64>>,
     /// The id that pads shorter rows. Models ignore padding.
     pub pad: i64,
-    /// The ids of the tokens that are scored, in ascending order, if not all are. The decoder's tokens and scores
-    /// are then indices into this list.
+    /// Ids of the scored tokens, ascending, if not all are scored. The decoder's tokens and scores are then
+    /// indexes into this list.
     pub shortlist: Option<Vec<i64>>,
 }
 
-/// Generates targets, one token per row and step. Its first rows are those of the sources.
+/// Generates targets, one token per row and step. Starts with one row per source.
 pub trait Decoder {
     /// Appends one token to each row, and scores the possible next tokens.
     fn step(&mut self, tokens: &[i64]) -> Result<Logits<'_>>;
@@ -48,11 +48,11 @@ pub trait Decoder {
     fn reorder(&mut self, rows: &[usize]) -> Result<()>;
 }
 
-/// The scores of a step, which the caller may overwrite.
+/// Scores for one step, which the caller may overwrite.
 #[derive(Debug)]
 pub struct Logits<'a> {
     /// Row-major, rows × `width`.
     pub values: &'a mut [f32],
-    /// The number of scores per row.
+    /// Scores per row.
     pub width: usize,
 }

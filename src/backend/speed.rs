@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The time of a request as a linear function of its tokens, fitted to measurements by weighted least squares.
+/// Request time as a linear function of its tokens, fitted to measurements by weighted least squares.
 ///
 /// - Measurements lose weight with age and with every newer one.
 /// - Without recent measurements the assumed line applies, so that a location that was slow once is tried again.
@@ -30,15 +30,15 @@ struct Measured {
     last: Option<Instant>,
 }
 
-/// The sums of w, w·x, w·y, w·x² and w·x·y over all points.
+/// Sums over all points: w, w·x, w·y, w·x² and w·x·y.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums([f64; 5]);
 
-/// The factor on the weight of earlier measurements when a new one is added.
+/// Factor on earlier measurements' weight when a new one is added.
 const FADING: f64 = 0.95;
 /// The age at which a measurement has half its weight.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// The tokens of the two points that represent the assumed line, and their small weight.
+/// Token counts for the two points that represent the assumed line, and their small weight.
 const ASSUMED_POINTS: [f64; 2] = [16.0, 2048.0];
 const ASSUMED_WEIGHT: f64 = 0.02;
 
@@ -80,7 +80,7 @@ impl Speed {
         Self { assumed, measured: Mutex::default() }
     }
 
-    /// Adds a measurement: work of `tokens` took this long.
+    /// Adds a measurement: work with `tokens` took this long.
     pub fn learn(&self, tokens: usize, took: Duration) {
         let now = Instant::now();
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ impl Speed {
         *measured = Measured { sums, last: Some(now) };
     }
 
-    /// The expected time of work of `tokens`.
+    /// Expected time for work with `tokens`.
     pub fn estimate(&self, tokens: usize) -> Duration {
         self.estimate_at(tokens, Instant::now())
     }

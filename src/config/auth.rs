@@ -11,21 +11,21 @@ use serde::{Deserialize, Deserializer};
 pub struct AuthConfig {
     /// By default [`AuthMode::Keys`] if there are keys.
     pub mode: Option<AuthMode>,
-    /// Hashes of keys, as printed by `kivu key`.
+    /// Key hashes, as printed by `kivu key`.
     pub keys: Vec<String>,
-    /// A file of such hashes, one per line.
+    /// File with such hashes, one per line.
     pub keys_file: Option<PathBuf>,
-    /// The name or ARN of a secret in AWS Secrets Manager with such hashes, one per line.
+    /// Name or ARN of an AWS Secrets Manager secret with such hashes, one per line.
     pub keys_secret: Option<String>,
     /// The interval at which the file or the secret is read again, in seconds.
     pub refresh_s: u64,
-    /// The name or ARN of a table in Amazon DynamoDB that counts the requests of keys with a limit per day; without it,
-    /// each process counts its own.
+    /// Name or ARN of an Amazon DynamoDB table that counts requests for keys with a limit per day; without it, each
+    /// process counts its own.
     pub quota_table: Option<String>,
     /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are rejected.
     #[serde(alias = "front")]
     pub proxy_secret: Option<Secret>,
-    /// The name or ARN of a secret in AWS Secrets Manager with this secret.
+    /// Name or ARN of the AWS Secrets Manager secret that contains it.
     pub proxy_secret_id: Option<String>,
 }
 

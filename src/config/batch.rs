@@ -6,20 +6,20 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchConfig {
-    /// The prefix of input objects that no rule matches.
+    /// Prefix for input objects that no rule matches.
     pub input: String,
-    /// The prefix of their outputs, in the same bucket or as `s3://BUCKET/PREFIX`.
+    /// Prefix for their outputs, in the same bucket or as `s3://BUCKET/PREFIX`.
     pub output: String,
-    /// Parameters by the prefix of the input; the first match wins.
+    /// Parameters by input prefix; the first match wins.
     pub rules: Vec<BatchRule>,
-    /// The maximum interval between checkpoints of a job, in milliseconds.
+    /// Maximum interval between a job's checkpoints, in milliseconds.
     pub save_ms: u64,
     /// How long before the function's timeout a job saves a checkpoint and stops, in milliseconds.
     pub margin_ms: u64,
-    /// The URL of the queue whose messages the function gets. A job that is unfinished but progresses is continued by a
-    /// new message, so that it does not count as failed.
+    /// URL of the queue that triggers the function. A job that is unfinished but progresses is continued by a new
+    /// message, so that it does not count as failed.
     pub queue: Option<String>,
-    /// The name or ARN of the EventBridge bus that gets an event at the end of each job.
+    /// Name or ARN of the EventBridge bus that gets an event at the end of each job.
     pub event_bus: Option<String>,
 }
 
@@ -38,14 +38,14 @@ impl Default for BatchConfig {
     }
 }
 
-/// Parameters of the jobs whose input has a certain prefix.
+/// Parameters for jobs whose input has a certain prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchRule {
-    /// The prefix of input objects.
+    /// Input object prefix.
     pub input: String,
-    /// The prefix of their outputs.
+    /// Output prefix.
     pub output: String,
-    /// The parameters of the job, as in object metadata without `kivu-`.
+    /// Job parameters, as in object metadata without `kivu-`.
     pub ask: BTreeMap<String, String>,
 }

@@ -7,8 +7,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::error::{Result, quoted};
 
-/// Deserializes a value of a closed set. The error of a derived implementation does not name the others, as the crate
-/// `config` uses it.
+/// Deserializes a choice. In the `config` crate, a derived implementation's error does not name the alternatives.
 pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
     let found = String::deserialize(value)?;
     T::from_str(&found, false).map_err(|_| {
@@ -50,10 +49,10 @@ impl<'de> Deserialize<'de> for EngineChoice {
     }
 }
 
-/// The format of the log.
+/// Log format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One line of text per event, coloured on a terminal.
+    /// One text line per event, coloured on a terminal.
     #[default]
     Text,
     /// One JSON object per line.

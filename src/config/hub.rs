@@ -1,4 +1,4 @@
-//! The Hugging Face hub, configured by the environment variables of `huggingface_hub`.
+//! The Hugging Face Hub, configured by `huggingface_hub`'s environment variables.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use crate::regular_file;
 
 /// The hub.
 const ENDPOINT: &str = "https://huggingface.co";
-/// The default of `HF_HUB_DOWNLOAD_TIMEOUT`.
+/// Default for `HF_HUB_DOWNLOAD_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause before the first retry; it doubles with each further one.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -19,15 +19,15 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Access to the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubConfig {
-    /// The URL of the hub, without a slash at its end: `HF_ENDPOINT`.
+    /// Hub URL, without a trailing slash: `HF_ENDPOINT`.
     pub endpoint: String,
-    /// The folder of downloaded files, shared with `huggingface_hub`: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
+    /// Folder for downloaded files, shared with `huggingface_hub`: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
-    /// The access token: `HF_TOKEN`, or that of `hf auth login`.
+    /// Access token: `HF_TOKEN`, or the one saved by `hf auth login`.
     pub token: Option<Secret>,
     /// Whether only downloaded files are used: `HF_HUB_OFFLINE`.
     pub offline: bool,
-    /// The time limit for a response, and for progress of a download: `HF_HUB_DOWNLOAD_TIMEOUT`.
+    /// Time limit for a response, and for download progress: `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub timeout: Duration,
     /// The pause before the first retry.
     pub retry_pause: Duration,

@@ -1,29 +1,28 @@
-//! Limits of requests.
+//! Request limits.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// The limits of a request.
+/// Request limits.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// The maximum number of texts in a request.
+    /// Maximum texts per request.
     pub texts: usize,
-    /// The maximum number of tokens in a text, if below the model's own limit.
+    /// Maximum tokens per text, if below the model's own limit.
     pub tokens: Option<usize>,
-    /// Whether texts of too many tokens are truncated if the request does not specify it.
+    /// Whether texts above the token limit are truncated if the request does not specify it.
     pub truncate: bool,
-    /// The maximum size of a request's body. The default is Lambda's limit.
+    /// Maximum body size in bytes. The default is Lambda's limit.
     pub body_bytes: usize,
-    /// The maximum memory of the bodies of all requests, in bytes; more if the largest request needs it.
+    /// Maximum memory for all requests' bodies, in bytes; more if the largest request needs it.
     pub buffer_bytes: usize,
-    /// The maximum number of values in a response: texts or tokens, times dimensions. A value takes about twelve
-    /// bytes.
+    /// Maximum values per response: texts or tokens, times dimensions. A value takes about twelve bytes.
     pub values: usize,
-    /// The maximum number of concurrent requests.
+    /// Maximum concurrent requests.
     pub requests: usize,
-    /// The deadline of a request, in milliseconds.
+    /// Request deadline in milliseconds.
     pub timeout_ms: u64,
 }
 

@@ -1,17 +1,16 @@
-//! The memory of this process, and its limit.
+//! This process's memory, and its limit.
 
 use std::{fs, process};
 
 use crate::error::{Error, Result};
 
-/// The limits of control groups, such as those of containers, of both versions.
+/// Limit files for both control group versions, as used by containers.
 const LIMIT_FILES: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
-/// Larger values mean that there is no limit: version 1 reports the largest multiple of a page.
+/// Larger values mean no limit: version 1 reports the largest page-size multiple.
 const MAX_LIMIT: u64 = 1 << 60;
 
-/// The limit of this process's memory in bytes: that of its control group, or that of its function in MB, as Lambda
-/// writes it.
+/// This process's memory limit in bytes: from its control group, or its function's memory in MB, as Lambda writes it.
 pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
     let of_function = of_function.and_then(|memory| memory.parse::<u64>().ok());
     let of_function = of_function.map(|megabytes| megabytes.saturating_mul(1 << 20));
@@ -20,12 +19,12 @@ pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
     of_function.into_iter().chain(groups).filter(|limit| *limit < MAX_LIMIT).min()
 }
 
-/// The resident memory of this process in bytes.
+/// This process's resident memory in bytes.
 pub fn resident() -> Result<u64> {
     memory_of(process::id(), "VmRSS")
 }
 
-/// A value of `/proc/PROCESS/status`, in bytes.
+/// A value from `/proc/PROCESS/status`, in bytes.
 pub fn memory_of(process: u32, key: &str) -> Result<u64> {
     let path = format!("/proc/{process}/status");
     let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;

@@ -1,4 +1,4 @@
-//! Models, and the servers of a fleet that may run them.
+//! Models, and the fleet servers that may run them.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -12,15 +12,15 @@ use serde::{
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetConfig {
-    /// URLs of scheme `http`, `https`, `grpc` or `grpcs`, with host and port. Empty if there is no fleet.
+    /// URLs with scheme `http`, `https`, `grpc` or `grpcs`, host and port. Empty if there is no fleet.
     pub urls: Vec<String>,
-    /// The policy of models that have none of their own.
+    /// Default policy for models without their own.
     pub policy: Policy,
-    /// The requested version of models; by default the servers choose.
+    /// Requested model version; by default the servers choose.
     pub version: Option<String>,
-    /// The deadline of a request, including retries, in milliseconds.
+    /// Deadline per request, including retries, in milliseconds.
     pub timeout_ms: u64,
-    /// A PEM file of trusted certificates; by default those of the system.
+    /// PEM file with trusted certificates; by default the system's.
     pub ca: Option<PathBuf>,
     /// The bearer token in the `authorization` header.
     pub token: Option<String>,
@@ -68,9 +68,9 @@ impl<'de> Deserialize<'de> for Policy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The name in requests; by default that of the bundle.
+    /// Name in requests; by default the bundle's.
     pub name: Option<String>,
-    /// A bundle, a folder of bundles, or the `s3://` URL of a bundle.
+    /// A bundle, a folder with bundles, or a bundle's `s3://` URL.
     pub path: PathBuf,
     /// Overrides [`FleetConfig::policy`].
     pub policy: Option<Policy>,
@@ -95,7 +95,7 @@ impl ModelConfig {
         if has_servers { self.policy.unwrap_or(fleet.policy) } else { Policy::Local }
     }
 
-    /// The fleet with the overrides of this model.
+    /// The fleet settings with this model's overrides.
     pub fn fleet(&self, fleet: &FleetConfig) -> FleetConfig {
         FleetConfig {
             urls: self.urls.clone().unwrap_or_else(|| fleet.urls.clone()),
@@ -105,7 +105,7 @@ impl ModelConfig {
     }
 }
 
-/// Deserializes models, each of which is a path or a table.
+/// Deserializes models, each a path or a table.
 pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
     /// An untagged enum would not say what is wrong with a table.
     struct PathOrTable;

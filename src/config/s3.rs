@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// S3. Its endpoint and credentials come from the environment variables of AWS.
+/// S3. AWS environment variables set its endpoint and credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct S3Config {

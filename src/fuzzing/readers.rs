@@ -1,11 +1,11 @@
-//! The readers of this crate, by name.
+//! This crate's readers, by name.
 
 use std::collections::BTreeMap;
 
 use super::Reader;
 use crate::{api, backend::triton, batch, config::Config, repository::Manifest, tokenizer::Tokenizer};
 
-/// The readers of this crate, with the names of their folders in `fuzz/corpus`.
+/// This crate's readers, with their folder names in `fuzz/corpus`.
 pub const READERS: [(&str, Reader); 14] = [
     ("config", config),
     ("csv", batch::fuzzing::csv),
@@ -23,7 +23,7 @@ pub const READERS: [(&str, Reader); 14] = [
     ("tokenizer", tokenizer),
 ];
 
-/// `kivu.toml`, and after a line of dashes an environment.
+/// `kivu.toml`, and an environment after a line of dashes.
 fn config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (file, environment) = text.split_once("\n---\n").unwrap_or((&text, ""));

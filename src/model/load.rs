@@ -1,4 +1,4 @@
-//! Loads the files of a bundle: tokenizers and graphs in parallel.
+//! Loads bundle files: tokenizers and graphs in parallel.
 
 use std::{iter, sync::Arc, thread};
 
@@ -38,7 +38,7 @@ pub(super) struct Placement {
     pub(super) files: Vec<File>,
     pub(super) policy: Policy,
     pub(super) fleet: FleetConfig,
-    /// The name of the model on the fleet.
+    /// Model name on the fleet.
     pub(super) remote_name: String,
 }
 
@@ -73,13 +73,13 @@ pub(super) struct Tokenizers {
     /// The same as `source`, unless the bundle has a target tokenizer.
     pub(super) target: Arc<Tokenizer>,
     pub(super) shortlist: Option<Arc<Shortlist>>,
-    /// The ranges of an embedding model's vectors.
+    /// Ranges for int8 vectors.
     pub(super) ranges: Option<Arc<Ranges>>,
-    /// The weights of an embedding model's queries.
+    /// Query weights for sparse vectors.
     pub(super) query_weights: Option<Arc<QueryWeights>>,
 }
 
-/// The graphs of a bundle in ONNX Runtime.
+/// A bundle's graphs in ONNX Runtime.
 enum Local {
     Encoder(Arc<dyn Backend>),
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
@@ -189,8 +189,8 @@ fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Resul
     Ok(Tokenizers { source, target, shortlist, ranges, query_weights })
 }
 
-/// Creates the sessions of a bundle's graphs, with weights in `mapped` files or in memory, and names the arithmetic of
-/// their matrix products.
+/// Creates sessions for a bundle's graphs, with weights in `mapped` files or in memory, and reports
+/// their matmul arithmetic.
 fn open_graphs(
     bundle: &Bundle,
     config: &Config,
@@ -222,7 +222,7 @@ fn open_graphs(
     Ok((Local::Seq2Seq(Arc::new(backend)), arithmetic))
 }
 
-/// The engine of a local model.
+/// Engine for a local model.
 pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
     match config.engine {
         EngineChoice::Auto => manifest.engine,
@@ -231,7 +231,7 @@ pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
     }
 }
 
-/// Opens the graph of an encoder in the native engine, which needs no library.
+/// Opens an encoder graph in the native engine, which needs no library.
 fn open_natively(
     bundle: &Bundle,
     config: &Config,
@@ -286,7 +286,7 @@ fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature)
     )))
 }
 
-/// The graphs with these names, and the arithmetic of their matrix products. Weights that are not mapped are read into
+/// Reads graphs by name, and reports their matmul arithmetic. Weights that are not mapped are read into
 /// memory once for all graphs.
 fn read_graphs<const COUNT: usize>(
     bundle: &Bundle,
@@ -316,7 +316,7 @@ fn read_graphs<const COUNT: usize>(
     Ok((graphs, arithmetic))
 }
 
-/// The arithmetic of matrix products in an engine on this processor.
+/// Matmul arithmetic in an engine on this processor.
 fn arithmetic(manifest: &Manifest, engine: Engine, graphs: &[Vec<u8>]) -> Result<String> {
     WeightForm::of(manifest).arithmetic(engine, || {
         for graph in graphs {

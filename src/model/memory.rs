@@ -1,8 +1,8 @@
-//! Compares the memory that the longest texts of the models take with the limit of this process.
+//! Compares the peak memory for the models' longest texts with this process's limit.
 
 use crate::config::resident_memory;
 
-/// The longest text of a model.
+/// A model's longest text.
 pub(super) struct LongestText<'a> {
     pub(super) model: &'a str,
     pub(super) tokens: usize,
@@ -27,7 +27,7 @@ pub(super) fn warn<'a>(longest: impl Iterator<Item = LongestText<'a>>, limit: Op
     }
 }
 
-/// The number of tokens for which `free` bytes are enough, if a text of `tokens` tokens takes more than that.
+/// Token count that fits into `free` bytes, if a text with `tokens` tokens takes more.
 fn fitting(free: u64, bytes: u64, tokens: usize) -> Option<u64> {
     // The memory grows in proportion to the tokens, but for a small constant.
     (bytes > free).then(|| (u128::from(free) * tokens as u128 / u128::from(bytes)) as u64)

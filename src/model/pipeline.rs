@@ -19,7 +19,7 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// The pipeline of a model's task.
+/// A model's pipeline, by task.
 #[derive(Clone, Debug)]
 pub enum Pipeline {
     /// `feature-extraction`
@@ -28,7 +28,7 @@ pub enum Pipeline {
     Classification(ClassificationPipeline),
     /// `token-classification`
     TokenClassification(TokenClassificationPipeline),
-    /// `token-classification`, with labels of the request
+    /// `token-classification`, with labels in the request
     ZeroShotEntities(ZeroShotEntitiesPipeline),
     /// `zero-shot-classification`
     ZeroShot(ZeroShotPipeline),
@@ -41,7 +41,7 @@ pub enum Pipeline {
 }
 
 impl Pipeline {
-    /// The encoder, of all tasks that do not generate texts.
+    /// The encoder, for all tasks that do not generate texts.
     fn encoder(&self) -> Result<&Encoder, &Seq2SeqPipeline> {
         match self {
             Self::Embedding(pipeline)
@@ -56,12 +56,12 @@ impl Pipeline {
         }
     }
 
-    /// The tokenizer of the model's input.
+    /// Input tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         self.encoder().map_or_else(Seq2SeqPipeline::tokenizer, Encoder::tokenizer)
     }
 
-    /// The maximum number of tokens of an input, special tokens included.
+    /// Maximum tokens per input, special tokens included.
     pub fn max_tokens(&self) -> usize {
         self.encoder().map_or_else(|pipeline| pipeline.settings().max_tokens, Encoder::max_tokens)
     }
@@ -77,7 +77,7 @@ impl Pipeline {
         }
     }
 
-    /// The pipeline of a manifest's task, for inputs of at most `limit` tokens if the model takes more.
+    /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
         let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights } = loaded.tokenizers;
         let limit = limit.unwrap_or(usize::MAX);

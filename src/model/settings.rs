@@ -1,4 +1,4 @@
-//! The settings of the configuration on which results depend.
+//! Configuration settings that results depend on.
 
 use serde::Serialize;
 
@@ -8,26 +8,26 @@ use crate::{
     config::{BatchConfig, Config, FleetConfig, Limits, Policy},
 };
 
-/// The effective settings that change a model's results, apart from its bundle and the parameters of a request. A batch
-/// job is resumed only with the same ones.
+/// Effective settings that change a model's results, apart from its bundle and request parameters. A batch job is
+/// resumed only with the same ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelSettings {
-    /// The maximum number of tokens of an input, special tokens included.
+    /// Maximum tokens per input, special tokens included.
     pub max_tokens: usize,
     /// Whether longer inputs are truncated, if a request does not specify it.
     pub truncate: bool,
     /// The engine in this process; `None` if all requests run on a fleet.
     pub engine: Option<Engine>,
-    /// The file name of ONNX Runtime, which has its version, if a model runs there.
+    /// ONNX Runtime's file name, which contains its version, if a model runs there.
     pub runtime: Option<String>,
     /// The servers that may run the model; `None` without any.
     pub fleet: Option<FleetSettings>,
 }
 
-/// The fleet of a model, and when it is used.
+/// A model's fleet, and when it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FleetSettings {
-    /// The URLs of the servers.
+    /// Server URLs.
     pub urls: Vec<String>,
     /// The model's name there.
     pub model: String,
@@ -38,9 +38,9 @@ pub struct FleetSettings {
 }
 
 impl ModelSettings {
-    /// The settings of a model that runs at `placement`, in `engine` if that is in this process.
+    /// Settings for a model that runs at `placement`, in `engine` if it runs in this process.
     pub(super) fn new(config: &Config, placement: &Placement, engine: Engine, max_tokens: usize) -> Self {
-        // Every field is named, so that a new one is not forgotten: those that are ignored change no result.
+        // Every field is named, so that a new one is not forgotten; ignored fields change no result.
         let Config {
             home,
             onnxruntime,
@@ -65,7 +65,7 @@ impl ModelSettings {
         } = config;
         let Limits {
             truncate,
-            // A part of `max_tokens`.
+            // Part of `max_tokens`.
             tokens: _,
             texts: _,
             body_bytes: _,
@@ -74,7 +74,7 @@ impl ModelSettings {
             requests: _,
             timeout_ms: _,
         } = limits;
-        // Rules become the parameters of jobs.
+        // Rules become job parameters.
         let BatchConfig { input: _, output: _, rules: _, save_ms: _, margin_ms: _, queue: _, event_bus: _ } =
             batch;
         let Placement { policy, fleet, remote_name, files: _ } = placement;

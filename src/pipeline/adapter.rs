@@ -13,15 +13,15 @@ use crate::{
     tensor::{ElementType, Elements, Tensor},
 };
 
-/// The outputs that a task reads, and the properties of the bundle that its tensors depend on.
+/// Outputs that a task reads, and the bundle properties that they depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OutputSpec {
     /// At least one.
     pub(super) outputs: Vec<NamedOutput>,
-    /// The labels of the values, for models that return labels instead, and the function for the scores.
+    /// Value labels and score function, for models that return labels instead of values.
     pub(super) labels: Option<(Vec<String>, ScoreFunction)>,
     pub(super) padding_id: u32,
-    /// Whether the weights distinguish the texts of a pair by token type.
+    /// Whether the weights distinguish a pair's texts by token type.
     pub(super) distinguishes_pairs: bool,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct OutputSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NamedOutput {
     pub(super) name: String,
-    /// The length of its last axis.
+    /// Last axis length.
     pub(super) width: usize,
     /// Whether it must have a vector for each token; otherwise it may have one for each text.
     pub(super) is_of_tokens: bool,
 }
 
 impl OutputSpec {
-    /// The names of the outputs, for messages.
+    /// Output names for error messages.
     fn names(&self) -> String {
         quoted(&self.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>())
     }
@@ -51,21 +51,21 @@ pub(super) struct Adapter {
     spec: Arc<OutputSpec>,
 }
 
-/// The indexes of the outputs that contain the values.
+/// Indexes of the outputs with the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Output {
-    /// In the order of the specification.
+    /// In specification order.
     Values(Vec<usize>),
     /// Labels, the best first, and their scores if the model returns them.
     Labels { names: usize, scores: Option<usize> },
 }
 
-/// The output of one text, without padding.
+/// One text's output, without padding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Row<'a> {
     /// The values, row-major.
     pub(super) values: &'a [f32],
-    /// The length of the last axis.
+    /// Last axis length.
     pub(super) width: usize,
 }
 
@@ -136,7 +136,7 @@ impl Adapter {
     fn has_token_vectors(&self, index: usize) -> bool {
         let shape = &self.backend.signature().outputs[index].shape;
         match self.inputs.spec(Role::Ids) {
-            // The tokens of one text, without a batch axis.
+            // One text's tokens, without a batch axis.
             Some(ids) if ids.shape.len() == 1 => shape.len() == 2 && shape[0] != 1,
             _ => shape.len() == 3,
         }
@@ -155,7 +155,7 @@ impl Adapter {
         }
     }
 
-    /// The number of tokens of every text, if the model takes a fixed number.
+    /// Tokens per text, if the model takes a fixed number.
     pub(super) fn fixed_length(&self) -> Option<usize> {
         self.inputs.fixed_length()
     }
@@ -180,7 +180,7 @@ impl Adapter {
         self.inputs.schedule(self.backend.schedule())
     }
 
-    /// Runs batches in one call, and returns the values of each: a tensor for each output of the specification.
+    /// Runs batches in one call. Returns a tensor per specified output for each batch.
     pub(super) async fn infer(
         &self,
         batches: &[Vec<Sequence<'_>>],
@@ -207,8 +207,8 @@ impl Adapter {
         }
     }
 
-    /// The logits of returned labels. The first label has the score 1 if the model returns no scores, and labels that
-    /// it does not return have 0.
+    /// Logits for returned labels. The first label scores 1 if the model returns no scores; labels that it omits score
+    /// 0.
     fn values_of_labels(&self, names: &Tensor, scores: Option<&Tensor>) -> Result<Tensor> {
         let Some((labels, function)) = &self.spec.labels else { return Err(self.unexpected(0, "labels")) };
         let returned = names.as_bytes().ok_or_else(|| self.unexpected(0, "no labels"))?;
@@ -233,7 +233,6 @@ impl Adapter {
         Tensor::new(vec![rows, labels.len()], Elements::Fp32(logits))
     }
 
-    /// The error of the output at a place of the specification.
     fn unexpected(&self, place: usize, found: &str) -> Error {
         let index = match &self.output {
             Output::Values(places) => places.get(place).copied().unwrap_or_default(),
@@ -243,7 +242,7 @@ impl Adapter {
         Error::inference(format!("expected values in `{name}`, but found {found}"))
     }
 
-    /// Splits the values of each output into those of each text, of `lengths` tokens.
+    /// Splits each output's values into rows, one per text; `lengths` counts the tokens of each.
     pub(super) fn rows<'a>(
         &self,
         outputs: &'a [Tensor],
@@ -276,7 +275,7 @@ impl Adapter {
         let has_rows = if has_tokens { shape.len() == 3 } else { matches!(shape.len(), 2 | 4) };
         let (rows, width) = match *shape {
             [] => return Err(wrong_shape()),
-            // One value per text, or the values of one text.
+            // One value per text, or all values of one text.
             [side] if !has_tokens && side == count => (count, 1),
             [rows, .., width] if has_rows => (rows, width),
             [.., width] => (1, width),

@@ -1,5 +1,5 @@
-//! Late chunking: a text that the model reads as a whole, and the chunks of it that get a vector each. The vector of a
-//! chunk is pooled from its own tokens, which attend to those of all chunks.
+//! Late chunking: the model reads a text as a whole, and each chunk gets a vector. It is pooled from the chunk's own
+//! tokens, which attend to all chunks.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
     text: String,
-    /// In bytes, in the order of the text.
+    /// In bytes, in text order.
     spans: Vec<Range<usize>>,
 }
 
 impl Chunks {
-    /// One text of several, each of which is a chunk. Between two of them is a space, unless one has white space there.
+    /// Joins texts into one, each a chunk. A space separates two texts unless one has white space at the boundary.
     pub fn joined<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Self {
         let (mut text, mut spans) = (String::new(), Vec::new());
         for chunk in texts {
@@ -54,12 +54,12 @@ impl Chunks {
         Ok(Self { text, spans })
     }
 
-    /// The number of chunks.
+    /// Number of chunks.
     pub fn count(&self) -> usize {
         self.spans.len()
     }
 
-    /// The start and the end of each chunk, in characters.
+    /// Start and end per chunk, in characters.
     pub fn spans(&self) -> Vec<[usize; 2]> {
         let (mut byte, mut character) = (0, 0);
         let mut characters = |end: usize| {
@@ -70,7 +70,7 @@ impl Chunks {
         self.spans.iter().map(|span| [characters(span.start), characters(span.end)]).collect()
     }
 
-    /// The text after a prompt, and the ends of the chunks in it, in bytes.
+    /// The text after a prompt, with the chunk ends in bytes.
     pub(super) fn prompted(&self, prompt: Option<&str>) -> (String, Vec<usize>) {
         let prompt = prompt.unwrap_or_default();
         (format!("{prompt}{}", self.text), self.spans.iter().map(|span| prompt.len() + span.end).collect())

@@ -1,5 +1,4 @@
-//! Texts, or pairs of texts, to scores for labels, with the results of the `text-classification` pipeline of
-//! `transformers`.
+//! Texts or text pairs to label scores. Results equal the `text-classification` pipeline in `transformers`.
 
 use std::sync::Arc;
 
@@ -17,17 +16,17 @@ use crate::{
     tokenizer::{Tokenizer, Truncation},
 };
 
-/// The settings of a classifier, from its `config.json`.
+/// Classifier settings, from `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassificationSettings {
-    /// The name of the output, with one value per label.
+    /// Output name; one value per label.
     pub output: String,
     /// The labels, by id.
     pub labels: Vec<String>,
     /// Maps the output to scores.
     pub function: ScoreFunction,
-    /// The maximum number of tokens of a text or a pair, special tokens included.
+    /// Maximum tokens per text or pair, special tokens included.
     pub max_tokens: usize,
     /// The text around pairs; `None` if the tokenizer joins them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +34,7 @@ pub struct ClassificationSettings {
     /// The text before queries, in models that rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query_prompt: Option<String>,
-    /// The padding of a decoder that reads the last token: at the end of texts, it is left out.
+    /// A decoder's padding token, dropped at the end of texts since the last token is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<u32>,
 }
@@ -48,7 +47,7 @@ pub struct ClassificationPipeline {
 }
 
 impl ClassificationPipeline {
-    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
@@ -65,17 +64,17 @@ impl ClassificationPipeline {
         Ok(Self { encoder, settings })
     }
 
-    /// The settings in the manifest of the bundle.
+    /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &ClassificationSettings {
         &self.settings
     }
 
-    /// The encoder, which has the tokenizer and the limit of tokens.
+    /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
 
-    /// The logits of each input, in the order of the labels.
+    /// Logits per input, in label order.
     pub async fn logits(
         &self,
         inputs: Vec<Input>,

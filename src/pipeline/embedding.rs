@@ -1,5 +1,5 @@
-//! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization. A model
-//! has dense vectors, sparse vectors, multi-vectors, or several of them from one run.
+//! Texts to vectors, with the results of sentence-transformers: prompt, tokenization, model, pooling, normalization.
+//! One run returns a model's dense, sparse and multi-vectors.
 
 mod settings;
 
@@ -22,18 +22,18 @@ use crate::{
     tokenizer::{Tokenizer, Truncation},
 };
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingOptions {
-    /// Applied to texts of too many tokens.
+    /// Applied to texts above the token limit.
     pub truncation: Truncation,
     /// Whether vectors are scaled to length 1; the model's setting by default.
     pub normalize: Option<bool>,
-    /// The name of a prompt; the model's default prompt by default.
+    /// Prompt name; `None` selects the model's default prompt.
     pub prompt_name: Option<String>,
-    /// The number of leading values to keep of each vector.
+    /// Number of leading values to keep per vector.
     pub dimensions: Option<usize>,
-    /// The maximum number of values in the response.
+    /// Maximum number of values in the response.
     pub max_values: usize,
 }
 
@@ -50,7 +50,7 @@ impl EmbeddingOptions {
 pub struct RequestedVectors {
     /// At least one kind.
     pub kinds: Vec<VectorKind>,
-    /// The number of largest weights to keep of each sparse vector.
+    /// Number of largest weights to keep per sparse vector.
     pub max_active_dims: Option<usize>,
 }
 
@@ -60,19 +60,19 @@ impl RequestedVectors {
     }
 }
 
-/// The vectors of a text; those that the request does not ask for are `None`.
+/// A text's vectors; `None` for kinds that were not requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextVectors {
-    /// The vector of the text.
+    /// One vector per text.
     pub dense: Option<Vec<f32>>,
-    /// The weights of tokens.
+    /// Token weights.
     pub sparse: Option<SparseVector>,
-    /// The vectors of tokens.
+    /// One vector per token.
     pub multi_vector: Option<Vec<Vec<f32>>>,
 }
 
 impl TextVectors {
-    /// The number of numbers in a response.
+    /// Values in the response; a sparse weight counts as two, with its token id.
     fn values(&self) -> usize {
         let sparse = self.sparse.as_ref().map_or(0, |sparse| 2 * sparse.0.len());
         let multi: usize = self.multi_vector.iter().flatten().map(Vec::len).sum();
@@ -80,10 +80,10 @@ impl TextVectors {
     }
 }
 
-/// The vectors of a request's texts.
+/// Vectors for a request's texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embeddings<V> {
-    /// In the order of the texts.
+    /// In text order.
     pub vectors: Vec<V>,
     /// The tokens and the time that they took.
     pub usage: Usage,
@@ -94,14 +94,14 @@ pub struct Embeddings<V> {
 pub struct EmbeddingPipeline {
     encoder: Encoder,
     settings: Arc<EmbeddingSettings>,
-    /// The ranges of vectors of 8-bit integers.
+    /// Ranges for int8 vectors.
     ranges: Option<Arc<Ranges>>,
-    /// The weights of queries that the model does not read.
+    /// Weights for queries that skip the model.
     query_weights: Option<Arc<QueryWeights>>,
 }
 
 impl EmbeddingPipeline {
-    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
@@ -119,29 +119,29 @@ impl EmbeddingPipeline {
         Ok(Self { encoder, settings: settings.into(), ranges: None, query_weights: None })
     }
 
-    /// The same pipeline with the ranges of its vectors, for vectors of 8-bit integers.
+    /// Adds ranges for int8 vectors.
     #[must_use]
     pub fn with_ranges(self, ranges: Option<Arc<Ranges>>) -> Self {
         Self { ranges, ..self }
     }
 
-    /// The same pipeline with the weights of queries, which its settings must have.
+    /// Adds query weights, which the settings must declare.
     #[must_use]
     pub fn with_query_weights(self, query_weights: Option<Arc<QueryWeights>>) -> Self {
         Self { query_weights, ..self }
     }
 
-    /// The settings in the manifest of the bundle.
+    /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &EmbeddingSettings {
         &self.settings
     }
 
-    /// The encoder, which has the tokenizer and the limit of tokens.
+    /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
 
-    /// The dense vector of each text.
+    /// Dense vectors, one per text.
     pub async fn embed(
         &self,
         inputs: Vec<Input>,
@@ -166,7 +166,7 @@ impl EmbeddingPipeline {
         Ok(())
     }
 
-    /// The requested vectors of each text, from one run.
+    /// The requested vectors per text, from one run.
     pub async fn embed_kinds(
         &self,
         inputs: Vec<Input>,
@@ -215,8 +215,8 @@ impl EmbeddingPipeline {
         Ok(Embeddings { vectors, usage })
     }
 
-    /// The vector of each chunk of a text that the model reads as a whole. Refused if the text has more tokens than the
-    /// model takes, and if the model pools only the first token, or in its graph.
+    /// Vectors per chunk, for a text that the model reads as a whole. Fails if the text exceeds the model's token
+    /// limit, or if the model pools the first token or in its graph.
     pub async fn embed_chunks(
         &self,
         chunks: &Chunks,
@@ -235,7 +235,7 @@ impl EmbeddingPipeline {
         let (text, ends) = chunks.prompted(self.prompt(options.prompt_name.as_deref())?);
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let (encodings, parts) = tokenizer.encode_parts(text, ends).await?;
-        // Their mean would be a vector of zeros, which is similar to nothing.
+        // An empty mean would be the zero vector, which is similar to nothing.
         if let Some(empty) = parts.iter().position(Range::is_empty) {
             return Err(Error::invalid(format!(
                 "expected at least one token in each chunk for late chunking, but found none in chunk {empty}, counted from \
@@ -253,8 +253,8 @@ impl EmbeddingPipeline {
         Ok(Embeddings { vectors: vectors.into_iter().flatten().collect(), usage })
     }
 
-    /// The vectors of the tokens of each text: multi-vectors if the model has them, or else the model's own vectors,
-    /// without pooling or normalization. Refused if the graph pools.
+    /// Token vectors per text: multi-vectors if the model has them, or else its own vectors without pooling or
+    /// normalization. Fails if the graph pools.
     pub async fn embed_all(
         &self,
         inputs: Vec<Input>,
@@ -278,8 +278,8 @@ impl EmbeddingPipeline {
         Ok(Embeddings { vectors, usage })
     }
 
-    /// The score of each text by late interaction with a query; raw scores are those of the model's authors. Scores are
-    /// computed as texts are read, so that the vectors of all texts are never held.
+    /// Late-interaction scores between a query and each text; raw scores equal the model authors' implementation.
+    /// Scores are computed while texts are read, so the vectors of all texts are never in memory together.
     pub(super) async fn late_interaction(
         &self,
         query: String,
@@ -322,12 +322,12 @@ impl EmbeddingPipeline {
         self.settings.prompt_name(role)
     }
 
-    /// The conversion of normalized vectors with this many dimensions to a type.
+    /// Converts normalized vectors with this many dimensions to a vector type.
     pub fn conversion(&self, wanted: VectorType, dimensions: Option<usize>) -> Result<Conversion> {
         Conversion::new(wanted, self.dimensions(dimensions)?, self.ranges.as_deref())
     }
 
-    /// Refuses a number of dimensions that the model does not have.
+    /// Fails if the model does not have this many dimensions.
     pub fn check_dimensions(&self, requested: Option<usize>) -> Result<()> {
         self.dimensions(requested).map(drop)
     }
@@ -357,7 +357,6 @@ impl EmbeddingPipeline {
     }
 }
 
-/// The dense vector of a text.
 fn dense_vector(
     dense: &DenseSettings,
     dimensions: usize,
@@ -372,7 +371,7 @@ fn dense_vector(
     vector
 }
 
-/// Refuses a response of too many values before it is computed.
+/// Refuses a response with too many values before it is computed.
 fn check_values(max: usize, vectors: usize, dimensions: usize) -> Result<()> {
     if vectors.saturating_mul(dimensions) > max {
         return Err(too_many(max, &format!("{vectors} vectors of {dimensions}")));

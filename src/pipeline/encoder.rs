@@ -20,7 +20,7 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// The granularity of the outputs that a request needs.
+/// Output granularity that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Granularity {
     /// The output for each text, whatever its shape.
@@ -29,10 +29,10 @@ pub(super) enum Granularity {
     Tokens,
 }
 
-/// The values of an output of a model that classifies.
+/// Output values from a classification model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
-    /// In the order of the inputs.
+    /// In input order.
     pub rows: Vec<Vec<f32>>,
     /// The tokens and the time that they took.
     pub usage: Usage,
@@ -43,13 +43,13 @@ pub struct Logits {
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
     max_tokens: usize,
-    /// A token that is left out at the end of inputs.
+    /// Token dropped at the end of inputs.
     trailing: Option<u32>,
     executor: Executor<Adapter, Adapter>,
 }
 
 impl Encoder {
-    /// An encoder that is read at `outputs`, with a value for each of `labels` if it classifies.
+    /// Creates an encoder that reads `outputs`; a classifier has one value per label in `labels`.
     ///
     /// A model with another signature is refused: a local one now, one on a fleet when its description is known.
     pub(super) fn new(
@@ -69,17 +69,17 @@ impl Encoder {
         Ok(Self { tokenizer, max_tokens, trailing: None, executor: Executor::new(route, spec) })
     }
 
-    /// The same encoder without a token at the end of inputs, for decoders that read the last other token.
+    /// Drops a token at the end of inputs, for decoders that read the last other token.
     pub(super) fn without_trailing(self, trailing: Option<u32>) -> Self {
         Self { trailing, ..self }
     }
 
-    /// The tokenizer of the model.
+    /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The maximum number of tokens of an input, special tokens included.
+    /// Maximum tokens per input, special tokens included.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
     }
@@ -89,7 +89,7 @@ impl Encoder {
         self.executor.has_fleet()
     }
 
-    /// Refuses a model of another kind on the fleet; a fleet that does not respond is not an error.
+    /// Fails if the fleet's model is of another kind; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         self.executor.check_fleet(deadline).await
     }
@@ -102,7 +102,7 @@ impl Encoder {
         }
     }
 
-    /// The tokenizer of a request's inputs, with the limits of all locations where the model runs.
+    /// The input tokenizer, with the limits of all locations where the model runs.
     pub(super) async fn input_tokenizer(&self, deadline: Deadline) -> Result<InputTokenizer<'_>> {
         let fixed = match self.executor.local() {
             Some(_) => None,
@@ -118,7 +118,7 @@ impl Encoder {
         })
     }
 
-    /// Tokenizes inputs, runs the model, and returns the values of its first output.
+    /// Tokenizes inputs, runs the model, and returns the first output's values.
     pub(super) async fn logits(
         &self,
         inputs: Vec<Input>,
@@ -133,7 +133,7 @@ impl Encoder {
         Ok(Logits { rows, usage })
     }
 
-    /// Runs the model, and returns the result of `finish` for the first output of each input.
+    /// Runs the model, and returns `finish` applied to each input's first output.
     pub(super) async fn run<T: Send>(
         &self,
         encodings: &Encodings,
@@ -144,7 +144,7 @@ impl Encoder {
         self.run_all(encodings, granularity, deadline, |_, rows| finish(rows[0])).await
     }
 
-    /// Runs the model, and returns the result of `finish` for the index and all outputs of each input.
+    /// Runs the model, and returns `finish` applied to each input's index and outputs.
     pub(super) async fn run_all<T: Send>(
         &self,
         encodings: &Encodings,
@@ -161,7 +161,7 @@ impl Encoder {
     }
 }
 
-/// The work of a request on an encoder.
+/// A request's work on an encoder.
 struct EncoderWork<'a, T> {
     inputs: Vec<Sequence<'a>>,
     granularity: Granularity,
@@ -193,9 +193,9 @@ impl<T: Send> Work<Adapter, Adapter> for EncoderWork<'_, T> {
 }
 
 impl<T: Send> EncoderWork<'_, T> {
-    /// Finishes each row as soon as it arrives, since the outputs of a large request are hundreds of times larger
-    /// than its response. Batches contain texts of similar length, which keeps padding short, the longest first, so
-    /// that no long text is left for the end.
+    /// Finishes each row as soon as it arrives, since a large request's outputs are hundreds of times larger than its
+    /// response. Batches contain texts with similar length, which keeps padding short. The longest run first, so that
+    /// no long text is left for the end.
     async fn run(&self, adapter: &Adapter, deadline: Deadline) -> Result<Vec<T>> {
         let length = |index: usize| self.inputs[index].encoding.len();
         let mut order: Vec<usize> = (0..self.inputs.len()).collect();
@@ -217,7 +217,7 @@ impl<T: Send> EncoderWork<'_, T> {
     ) -> Result<Vec<(usize, T)>> {
         let is_empty = batches.iter().flatten().any(|index| self.inputs[*index].encoding.is_empty());
         match self.compute(adapter, batches, deadline).await {
-            // Only tables of vectors compute texts without tokens.
+            // Only static embeddings compute texts without tokens.
             Err(Error::Inference { .. }) if is_empty => Err(without_tokens()),
             result => result,
         }
@@ -247,12 +247,12 @@ impl<T: Send> EncoderWork<'_, T> {
     }
 }
 
-/// The error of a text that no model computes, since its tokenizer adds no special tokens.
+/// Error for an empty text whose tokenizer adds no special tokens.
 fn without_tokens() -> Error {
     Error::invalid("expected a text of at least one token, but found a text without tokens; leave it out")
 }
 
-/// Groups texts into batches, and small batches into calls of at least `min_call_tokens`, as long as there are enough
+/// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, as long as there are enough
 /// calls to keep the backend busy.
 fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
     let all: usize = order.iter().map(|text| tokens(*text)).sum();

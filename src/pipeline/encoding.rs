@@ -1,4 +1,4 @@
-//! Inputs to tokens, within the limits of the locations where their model runs.
+//! Inputs to tokens, within the limits of all locations where the model runs.
 
 use std::{
     ops::Range,
@@ -17,16 +17,16 @@ use crate::{
     tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},
 };
 
-/// The maximum size of a request's inputs, for tasks whose results are far larger than vectors or that read a text
-/// several times: a text that is paired with a thousand labels counts a thousand times.
+/// Maximum input bytes per request, for tasks whose results are far larger than vectors or that read a text several
+/// times: a text paired with a thousand labels counts a thousand times.
 pub(super) const MAX_BYTES: usize = 32 * 1024 * 1024;
 
-/// An input of an encoder.
+/// An encoder input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// A text.
     Text(String),
-    /// A pair of texts that the model reads together. Shared, since a long text may be in many pairs.
+    /// Two texts that the model reads together. Shared, since a long text may be in many pairs.
     Pair(Arc<str>, Arc<str>),
     /// Token ids, special tokens included.
     Ids(Vec<u32>),
@@ -43,7 +43,7 @@ impl Input {
         first.into_iter().chain(second)
     }
 
-    /// Its bytes, at most `reach` of each text.
+    /// Size in bytes; each text counts up to `reach`.
     fn size(&self, reach: usize) -> usize {
         match self {
             Self::Text(text) => text.len().min(reach),
@@ -60,29 +60,27 @@ pub(super) struct EncodingOptions<'a> {
     /// Put around each pair.
     pub(super) template: Option<&'a PairTemplate>,
     pub(super) truncation: Truncation,
-    /// The maximum size of all inputs, each counted as far as it can be read.
+    /// Maximum input bytes; each text counts as far as it can be read.
     pub(super) max_bytes: usize,
-    /// The form of texts in their role.
+    /// Text form for the role.
     pub(super) role: Option<&'a RoleSettings>,
 }
 
 impl EncodingOptions<'_> {
-    /// Texts as they are, of any size.
+    /// Texts without a form, of any size.
     pub(super) fn new(truncation: Truncation) -> Self {
         Self { prompt: None, template: None, truncation, max_bytes: usize::MAX, role: None }
     }
 }
 
-/// The tokens of a request's inputs.
 pub(super) struct Encodings {
     pub(super) list: Vec<Encoding>,
-    /// The text of each input that is a single text, for models with a tokenizer of their own.
+    /// Source texts per input, for models with a built-in tokenizer; `None` for pairs and token ids.
     pub(super) texts: Vec<Option<String>>,
     tokenization: Duration,
 }
 
 impl Encodings {
-    /// The token ids of an input.
     pub(super) fn ids(&self, index: usize) -> &[u32] {
         &self.list[index].ids
     }
@@ -91,12 +89,11 @@ impl Encodings {
         self.list.iter().map(Encoding::len).sum()
     }
 
-    /// The number of inputs.
     pub(super) fn count(&self) -> usize {
         self.list.len()
     }
 
-    /// The usage of inputs that no model reads.
+    /// Usage for inputs that skip the model.
     pub(super) fn usage_without_run(&self) -> Usage {
         self.usage(Duration::ZERO, Location::default())
     }
@@ -116,37 +113,36 @@ impl Encodings {
     }
 }
 
-/// The windows of a request's texts.
 pub(super) struct EncodedWindows {
     pub(super) encodings: Encodings,
-    /// Of each encoding.
+    /// One place per encoding.
     pub(super) places: Vec<WindowPlace>,
 }
 
-/// The place of a window in the texts of a request.
+/// A window's place among a request's texts.
 pub(super) struct WindowPlace {
-    /// The index of its text.
+    /// Text index.
     pub(super) text: usize,
-    /// The start and the end of each token in its text, in characters, or those of each word; `None` for special tokens.
+    /// Token or word spans in the text, in characters; `None` for special tokens.
     pub(super) spans: Vec<Option<(usize, usize)>>,
 }
 
 impl EncodedWindows {
-    /// The id and the span of each token of a window.
+    /// Ids and spans of a window's tokens.
     pub(super) fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
         let ids = self.encodings.list[window].ids.iter().copied();
         ids.zip(self.places[window].spans.iter().copied())
     }
 }
 
-/// Tokenizes the inputs of a request.
+/// Tokenizes a request's inputs.
 pub(super) struct InputTokenizer<'a> {
     pub(super) tokenizer: &'a Arc<Tokenizer>,
-    /// The maximum number of tokens of an input.
+    /// Maximum tokens per input.
     pub(super) limit: usize,
-    /// Whether the model may need texts, for a tokenizer of its own.
+    /// Whether the model may need texts for its built-in tokenizer.
     pub(super) keeps_text: bool,
-    /// A token that is left out at the end of inputs.
+    /// Token dropped at the end of inputs.
     pub(super) trailing: Option<u32>,
     pub(super) deadline: Deadline,
 }
@@ -202,7 +198,7 @@ impl InputTokenizer<'_> {
         Ok(Encodings { list, texts, tokenization })
     }
 
-    /// Tokenizes texts in windows, `options.max_windows` for all of them. Errors name the text.
+    /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
     pub(super) async fn encode_windows(
         &self,
         texts: &Arc<[String]>,
@@ -212,7 +208,7 @@ impl InputTokenizer<'_> {
         self.split_each(texts, options, windows).await
     }
 
-    /// Tokenizes the words of texts after a prompt, in windows. Errors name the text.
+    /// Tokenizes pre-split texts after a prompt, in windows. Errors name the text.
     pub(super) async fn encode_words(
         &self,
         texts: &Arc<[String]>,
@@ -236,7 +232,7 @@ impl InputTokenizer<'_> {
         let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
         check_size(size, MAX_BYTES)?;
         let (tokenizer, shared) = (Arc::clone(self.tokenizer), Arc::clone(texts));
-        // Counted while texts are read: windows that share most of their tokens take far more memory than the texts.
+        // Counted while texts are read: windows with large overlaps take far more memory than the texts.
         let found = AtomicUsize::new(0);
         let encode = move |text: usize| {
             let windows = split(&tokenizer, &shared[text], limit)?;
@@ -258,7 +254,7 @@ impl InputTokenizer<'_> {
         Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
     }
 
-    /// Tokenizes a text that consists of parts, which end at `ends`, in bytes. Also returns the tokens of each part.
+    /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
     pub(super) async fn encode_parts(
         &self,
         text: String,
@@ -286,7 +282,7 @@ fn check_size(found: usize, max: usize) -> Result<()> {
     Ok(())
 }
 
-/// Applies `encode` to each input of a request, of `size` bytes in all, and measures the time. Errors name the input.
+/// Applies `encode` to each input, in total `size` bytes, and measures the time. Errors name the input.
 async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
     inputs: Vec<I>,
     size: usize,

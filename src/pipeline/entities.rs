@@ -1,4 +1,4 @@
-//! Scores of tokens to entities, with the results of the `token-classification` pipeline of `transformers`.
+//! Token scores to entities, with the results of the `token-classification` pipeline in `transformers`.
 
 use std::sync::{
     Arc,
@@ -12,32 +12,32 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// How the labels of tokens become those of entities.
+/// How token labels become entity labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregation {
     /// Each token has its own label.
     None,
-    /// Neighbouring tokens with labels of the same kind are an entity.
+    /// Neighbouring tokens with labels of the same kind form an entity.
     #[default]
     Simple,
-    /// As `simple`, but each word has the label of its first token.
+    /// Like `simple`, but each word gets its first token's label.
     First,
-    /// As `simple`, but each word has the best label by the mean scores of its tokens.
+    /// Like `simple`, but each word gets the best label by its tokens' mean scores.
     Average,
-    /// As `simple`, but each word has the label of its most certain token.
+    /// Like `simple`, but each word gets its most certain token's label.
     Max,
 }
 
-/// An entity in a text, or the label of a token.
+/// An entity, or a single token's label.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entity {
-    /// The label of an entity, or of a token.
+    /// Entity or token label.
     #[serde(flatten)]
     pub label: EntityLabel,
-    /// The probability of the label.
+    /// Label probability, 0 to 1.
     pub score: f32,
-    /// The text of its tokens.
+    /// Joined token text.
     pub word: String,
     /// Its first character in the text.
     pub start: usize,
@@ -45,25 +45,25 @@ pub struct Entity {
     pub end: usize,
 }
 
-/// The label of an entity or of a token.
+/// Entity or token label.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum EntityLabel {
-    /// Of an entity, without `B-` or `I-`.
+    /// Entity label, without `B-` or `I-`.
     Group {
         /// Such as `PER`.
         entity_group: String,
     },
-    /// Of a token.
+    /// Token label.
     Token {
         /// Such as `B-PER`.
         entity: Arc<str>,
-        /// The position of the token, special tokens included.
+        /// Token position, special tokens included.
         index: usize,
     },
 }
 
-/// The entities of a text, in the form of responses.
+/// A text's entities, as they appear in responses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TextEntities {
@@ -71,7 +71,7 @@ pub enum TextEntities {
     Entities(Vec<Entity>),
     /// With the text in which they are replaced.
     Redacted {
-        /// The text, with the label of each entity in its place.
+        /// The text, with each entity replaced by its label.
         text: String,
         /// The entities, with their places in the text as it was sent.
         entities: Vec<Entity>,
@@ -79,7 +79,7 @@ pub enum TextEntities {
 }
 
 impl Entity {
-    /// The name of the label, for entities without `B-` or `I-`.
+    /// Label name; without `B-` or `I-` for entities.
     pub fn label(&self) -> &str {
         match &self.label {
             EntityLabel::Group { entity_group } => entity_group,
@@ -105,15 +105,15 @@ impl TextEntities {
     }
 }
 
-/// The maximum number of entities of a request.
+/// Per request.
 const MAX_ENTITIES: usize = 100_000;
 
-/// Counts the entities of a request, whose number is limited.
+/// Counts a request's entities and enforces the limit.
 #[derive(Debug, Default)]
 pub(super) struct EntityCount(AtomicUsize);
 
 impl EntityCount {
-    /// Counts the entities of a window.
+    /// Adds a window's entities.
     pub(super) fn add<T>(&self, entities: Vec<T>) -> Result<Vec<T>> {
         match self.0.fetch_add(entities.len(), Ordering::Relaxed) + entities.len() {
             ..=MAX_ENTITIES => Ok(entities),
@@ -124,10 +124,10 @@ impl EntityCount {
     }
 }
 
-/// A text whose parts are found by the numbers of characters.
+/// A text with a character index.
 pub(super) struct IndexedText<'a> {
     text: &'a str,
-    /// The first byte of each character, and the end of the text.
+    /// Byte offset per character, and the text length.
     starts: Vec<usize>,
 }
 
@@ -154,11 +154,11 @@ pub(super) struct ScoredToken {
     pub(super) index: usize,
     /// Its start and end in the text, in characters.
     pub(super) span: (usize, usize),
-    /// The probability of each label.
+    /// Probability per label.
     pub(super) scores: Vec<f32>,
 }
 
-/// The labels and the tokenizer of a model, and how entities are made of its scores.
+/// Groups token scores to entities, with the model's labels and tokenizer.
 pub(super) struct Grouping<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) labels: &'a [Arc<str>],
@@ -167,7 +167,7 @@ pub(super) struct Grouping<'a> {
     pub(super) ignored: &'a [String],
 }
 
-/// A token, or a word of several, before it is part of an entity.
+/// A token or multi-token word before grouping.
 struct Piece {
     label: usize,
     score: f32,
@@ -177,16 +177,16 @@ struct Piece {
     index: usize,
 }
 
-/// A token before the labels of words are decided.
+/// A token before word labels are decided.
 struct WordPart {
     token: ScoredToken,
     word: String,
-    /// Whether it continues the word of the token before.
+    /// Whether it continues the previous token's word.
     continues: bool,
 }
 
 impl Grouping<'_> {
-    /// The entities of a window of a text.
+    /// Entities in a text's window.
     pub(super) fn entities(
         &self,
         text: &IndexedText<'_>,
@@ -215,7 +215,7 @@ impl Grouping<'_> {
                 return WordPart { token, word: original.to_owned(), continues: false };
             }
             let continues = match marks_subwords {
-                // The prefix of subwords makes a token longer than its part of the text.
+                // The subword prefix makes a token longer than its source text.
                 true => word.chars().count() != original.chars().count(),
                 // Without a prefix, spaces separate words.
                 false => start > 0 && !text.part(start - 1, start + 1).contains(' '),
@@ -225,7 +225,7 @@ impl Grouping<'_> {
         tokens.into_iter().map(part).collect()
     }
 
-    /// Joins the tokens of each word and decides its label.
+    /// Joins each word's tokens and decides its label.
     fn words(&self, parts: &[WordPart]) -> Result<Vec<Piece>> {
         let words = parts.chunk_by(|_, next| next.continues);
         words.map(|word| self.word(word)).collect()
@@ -235,7 +235,7 @@ impl Grouping<'_> {
         let tokens = || parts.iter().map(|part| &part.token);
         let (label, score) = match self.aggregation {
             Aggregation::Max => {
-                // The first of equals.
+                // First of equals.
                 let bests = tokens().map(|token| best(&token.scores));
                 bests.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
             }
@@ -299,7 +299,7 @@ impl WordPart {
     }
 }
 
-/// The index of the highest score, the first of equals, and the score.
+/// Index and value of the highest score; the first of equals.
 fn best(scores: &[f32]) -> (usize, f32) {
     let scores = scores.iter().copied().enumerate();
     scores.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
@@ -315,7 +315,8 @@ fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
     sums.iter().map(|sum: &f32| sum / count).collect()
 }
 
-/// The entities of a text in several windows: of those that overlap the longest, or the most certain of equal length.
+/// Entities of a text in several windows. Of overlapping entities, the longest is kept, or of equal length the most
+/// certain.
 pub(super) fn resolve_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
     entities.sort_by_key(|entity| entity.start);
     let mut resolved: Vec<Entity> = Vec::new();

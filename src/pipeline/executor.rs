@@ -1,7 +1,7 @@
-//! Runs the work of a request locally or on a fleet. The rules are the same for all tasks:
+//! Runs a request's work locally or on a fleet. The rules are the same for all tasks:
 //!
-//! - The [route](Route) chooses the location by the tokens of the request.
-//! - Work that the fleet's model cannot do, as far as is known, runs locally if the model is local.
+//! - The [route](Route) chooses the location by the request's token count.
+//! - Work that the fleet's model is known not to support runs locally if the model is local.
 //! - The fleet's deadline leaves time for a local run.
 //! - Work that fails on the fleet runs locally if the model is local and there is time left.
 
@@ -25,12 +25,12 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The work of a request, for a local model `L` or the fleet's model `R`.
+/// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]
 pub(super) trait Work<L, R>: Sync {
     type Output: Send;
 
-    /// The tokens of the request.
+    /// Token count.
     fn tokens(&self) -> usize;
 
     /// Refuses work that the fleet's model cannot do.
@@ -47,7 +47,7 @@ pub(super) trait RemoteModel: Clone + Send + Sync {
     /// The requirements on the model.
     type Spec: Clone + fmt::Debug + Send + Sync;
 
-    /// Opens the model as its servers describe it. Refuses one of another kind, with both sides.
+    /// Opens the model as its servers describe it. The error for another kind of model names both sides.
     fn open(described: TritonBackend, spec: &Self::Spec) -> Result<Self>;
 }
 
@@ -88,8 +88,8 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         Ok(remote)
     }
 
-    /// Refuses a model of another kind on the fleet. A fleet that does not respond is not an error, and no connection
-    /// is kept, since this may run on another runtime than requests.
+    /// Fails if the fleet's model is of another kind. An unreachable fleet is not an error. No connection is kept,
+    /// since this may run on a different Tokio runtime.
     pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.route.fleet() {
             None => Ok(()),
@@ -138,27 +138,26 @@ fn not_loaded() -> Error {
 }
 
 tokio::task_local! {
-    /// The turns of the current request, if it consists of several.
+    /// Turns shared by the parts of the current request.
     static TURNS: Arc<Turns>;
 }
 
 /// The work that a request may have in progress, so that requests take turns.
 struct Turns {
-    /// Initialized with the number of batches for the first model.
+    /// Initialized with the first model's batch count.
     batches: OnceLock<Semaphore>,
     tokenization: Semaphore,
 }
 
-/// Runs a request that consists of several, which share its turns.
+/// Runs a request whose parts share its turns.
 pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
     let turns = Turns { batches: OnceLock::new(), tokenization: Semaphore::new(1) };
     TURNS.scope(Arc::new(turns), request).await
 }
 
-/// Runs the batches of a request and returns the result of each input, by the indexes that come with them.
+/// Runs a request's batches and returns the results in input order, by the indexes that come with them.
 ///
-/// The backend has twice as many batches as it runs at once, so that it never waits for the next one, and no more, so
-/// that requests take turns.
+/// At most twice the backend's concurrency is in progress: it never waits for the next batch, and requests take turns.
 pub(super) async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
@@ -179,7 +178,7 @@ pub(super) async fn run_batches<T: Send>(
     Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Runs a tokenization, of more than a few kB of text outside of the threads that serve connections.
+/// Runs a tokenization; texts above a few kB are tokenized outside the threads that serve connections.
 pub(super) async fn tokenize<T: Send + 'static>(
     bytes: usize,
     deadline: Deadline,
@@ -199,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// The largest number of batches in progress while two parts of a request run.
+    /// Peak batches in progress while two parts of a request run.
     async fn in_progress() -> usize {
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let batch = async |index| {

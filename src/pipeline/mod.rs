@@ -1,4 +1,4 @@
-//! Texts to embeddings, scores and translations: a file for each task, on top of the steps that tasks share.
+//! Texts to embeddings, scores and translations: one file per task, on top of the steps that tasks share.
 
 mod adapter;
 pub mod chunks;

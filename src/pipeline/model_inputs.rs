@@ -1,4 +1,4 @@
-//! The input tensors of a transformer: which input carries which data, and sequences padded to one length.
+//! Transformer input tensors: which input carries which data, and sequences padded to one length.
 
 use std::num::NonZeroUsize;
 
@@ -9,15 +9,14 @@ use crate::{
     tokenizer::Encoding,
 };
 
-/// The names of inputs by the data that they carry, case-insensitive, in their usual order; the last one is the third
-/// of models that read words.
+/// Input names by role, case-insensitive, in their usual order. The last one is the third input of models that read
+/// words.
 const NAMES: [(&str, Role); 4] = [
     ("input_ids", Role::Ids),
     ("attention_mask", Role::Mask),
     ("token_type_ids", Role::Types),
     ("words_mask", Role::Types),
 ];
-/// The inputs of a model at most.
 const MAX_INPUTS: usize = 3;
 
 /// The data that an input carries.
@@ -26,7 +25,7 @@ pub(super) enum Role {
     Ids,
     Mask,
     Types,
-    /// The text itself, for models with a tokenizer of their own.
+    /// The text itself, for models with a built-in tokenizer.
     Text,
 }
 
@@ -34,17 +33,16 @@ pub(super) enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence<'a> {
     pub(super) encoding: &'a Encoding,
-    /// Its text, for models with a tokenizer of their own; pairs and token ids have none.
+    /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
     pub(super) text: Option<&'a str>,
 }
 
-/// The inputs of a model.
 #[derive(Clone, Debug)]
 pub(super) struct ModelInputs(Vec<(Role, TensorSpec)>);
 
 impl ModelInputs {
-    /// Recognizes inputs by name, or by position where they are called `INPUT__0`, as those of TorchScript on Triton;
-    /// a single BYTES input takes texts. `None` for any other signature.
+    /// Recognizes inputs by name, or by position if they are called `INPUT__0`, as TorchScript inputs on Triton are. A
+    /// single BYTES input takes texts. `None` for any other signature.
     pub(super) fn recognize(signature: &Signature) -> Option<Self> {
         if let [text] = &signature.inputs[..]
             && text.element_type == ElementType::Bytes
@@ -63,12 +61,12 @@ impl ModelInputs {
         inputs.spec(Role::Ids).is_some().then_some(inputs)
     }
 
-    /// Whether a graph distinguishes the texts of a pair.
+    /// Whether a graph distinguishes a pair's texts.
     pub(super) fn distinguish_pairs(signature: &Signature) -> bool {
         signature.inputs.iter().any(|input| input.name == NAMES[2].0)
     }
 
-    /// The error of a signature that is not recognized, with both sides.
+    /// Error for an unrecognized signature; it names both sides.
     pub(super) fn mismatch(signature: &Signature, outputs: &str) -> Error {
         let names =
             |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
@@ -88,7 +86,7 @@ impl ModelInputs {
         self.spec(role).is_some()
     }
 
-    /// The number of tokens of every sequence, if the model takes a fixed number.
+    /// Tokens per sequence, if the model takes a fixed number.
     pub(super) fn fixed_length(&self) -> Option<usize> {
         fixed(self.spec(Role::Ids)?.shape.last())
     }
@@ -111,7 +109,7 @@ impl ModelInputs {
         Schedule { max_batch_size: NonZeroUsize::MIN, ..schedule }
     }
 
-    /// The tensors of a batch, in the model's order; short sequences are padded with `padding_id`.
+    /// A batch's tensors, in the model's order; short sequences are padded with `padding_id`.
     pub(super) fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
         self.0.iter().map(|(role, spec)| tensor(*role, spec, batch, padding_id)).collect()
     }
@@ -144,7 +142,7 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
     Tensor::integers(spec.element_type, shape, values)
 }
 
-/// The length of an axis, if it is fixed.
+/// An axis length, if it is fixed.
 fn fixed(side: Option<&i64>) -> Option<usize> {
     side.and_then(|side| usize::try_from(*side).ok())
 }

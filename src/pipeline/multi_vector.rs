@@ -1,4 +1,4 @@
-//! Multi-vectors for late interaction: a vector for each token of a query and of a document, with the results of PyLate,
+//! Multi-vectors for late interaction: one vector per query or document token, with the results of PyLate,
 //! sentence-transformers (`MultiVectorEncoder`) and FlagEmbedding.
 
 use serde::{Deserialize, Serialize};
@@ -9,28 +9,28 @@ use super::{
 };
 use crate::backend::native::Query;
 
-/// How multi-vectors are read from an output of the graph, and how texts are prepared for it.
+/// Multi-vector settings: the graph output, and the text preparation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MultiVectorSettings {
-    /// The name of the output: a vector for each token.
+    /// Output name; one vector per token.
     pub output: String,
-    /// The number of values per vector.
+    /// Values per vector.
     pub dimensions: usize,
     /// Whether the first token has no vector (bge-m3).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skips_first: bool,
-    /// The score of a document.
+    /// Document score.
     pub score: MaxSim,
-    /// The form of queries.
+    /// Query form.
     #[serde(default, skip_serializing_if = "RoleSettings::is_default")]
     pub query: RoleSettings,
-    /// The form of documents.
+    /// Document form.
     #[serde(default, skip_serializing_if = "RoleSettings::is_default")]
     pub document: RoleSettings,
 }
 
-/// The combination of the largest products of the vectors of a query with those of a document.
+/// Combines the largest products between query and document vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MaxSim {
@@ -41,7 +41,7 @@ pub enum MaxSim {
 }
 
 impl MultiVectorSettings {
-    /// The form of texts in a role.
+    /// Text form for a role.
     pub fn role(&self, role: TextRole) -> &RoleSettings {
         match role {
             TextRole::Query => &self.query,
@@ -49,7 +49,7 @@ impl MultiVectorSettings {
         }
     }
 
-    /// The vectors of a text, one after the other, from those of all tokens with these ids.
+    /// Selects a text's vectors from `values`, one per token in `ids`, and concatenates them.
     pub fn vectors(&self, role: TextRole, ids: &[u32], values: &[f32], normalized: bool) -> Vec<f32> {
         let skipped = &self.role(role).skipped;
         let tokens = ids.iter().zip(values.chunks_exact(self.dimensions)).skip(usize::from(self.skips_first));
@@ -61,8 +61,8 @@ impl MultiVectorSettings {
         vectors
     }
 
-    /// The score of a document by the vectors of a query, as the authors of the model compute it, or, unless `is_raw`,
-    /// their mean from 0 to 1. A text without vectors has the score 0.
+    /// Scores a document for a query as the model's authors do, or, unless `is_raw`, by the mean, from 0 to 1. A text
+    /// without vectors scores 0.
     pub fn score(&self, query: &Query, document: &[f32], is_raw: bool) -> f32 {
         let largest = query.largest_products(document);
         let sum: f32 = largest.iter().sum();

@@ -11,13 +11,13 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairTemplate {
-    /// The beginning of the input, which is never truncated.
+    /// Input prefix, never truncated.
     pub prefix: String,
     /// Before the first text.
     pub first: String,
     /// Before the second text.
     pub second: String,
-    /// The end of the input, which is never truncated.
+    /// Input suffix, never truncated.
     pub suffix: String,
 }
 

@@ -1,29 +1,29 @@
-//! From a vector per token to a vector per text, with the results of sentence-transformers.
+//! Pools token vectors into one vector per text, with the results of sentence-transformers.
 
 use serde::{Deserialize, Serialize};
 
-/// How the vectors of a text's tokens become one.
+/// Pooling mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pooling {
-    /// The mean of all tokens.
+    /// Mean over all tokens.
     Mean,
     /// The first token.
     Cls,
     /// The last token.
     LastToken,
-    /// The largest value of all tokens, for each dimension.
+    /// Per-dimension maximum over all tokens.
     Max,
-    /// The sum of all tokens, divided by the square root of their number.
+    /// Sum over all tokens, divided by the square root of their number.
     MeanSqrtLen,
-    /// The mean of all tokens, weighted by their positions from 1 on.
+    /// Mean over all tokens, weighted by their positions from 1 on.
     WeightedMean,
     /// None: the graph returns a vector for each text.
     Graph,
 }
 
 impl Pooling {
-    /// Pools the vectors of one text: `width` values per token, without padding. No tokens give zeros.
+    /// Pools one text's vectors: `width` values per token, without padding. No tokens give zeros.
     pub fn pool(self, vectors: &[f32], width: usize) -> Vec<f32> {
         let tokens = vectors.chunks_exact(width);
         let count = tokens.len().max(1) as f32;
@@ -47,7 +47,7 @@ impl Pooling {
     }
 }
 
-/// The sum of tokens, each with the weight of its place, divided by `divisor`.
+/// Weighted token sum, divided by `divisor`.
 fn weighted_sum<'a>(
     tokens: impl Iterator<Item = &'a [f32]>,
     width: usize,
@@ -65,13 +65,13 @@ fn weighted_sum<'a>(
 
 /// Scales a vector to length 1; zeros are unchanged.
 pub fn normalize(vector: &mut [f32]) {
-    // The `eps` of torch.nn.functional.normalize.
+    // `eps` in torch.nn.functional.normalize.
     const MIN_LENGTH: f32 = 1e-12;
     let length = dot(vector, vector).sqrt().max(MIN_LENGTH);
     vector.iter_mut().for_each(|value| *value /= length);
 }
 
-/// The cosine similarity of two vectors; 0 if one of them is zero.
+/// Cosine similarity; 0 if a vector is zero.
 pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
     let lengths = (dot(left, left) * dot(right, right)).sqrt();
     if lengths > 0.0 { dot(left, right) / lengths } else { 0.0 }

@@ -1,5 +1,5 @@
-//! A query and texts to a relevance score for each text: by a cross-encoder, which reads query and text together, by late
-//! interaction of their multi-vectors, or by the cosine similarity of their embeddings.
+//! A query and texts to one relevance score per text: by a cross-encoder, which reads query and text together, by late
+//! interaction between multi-vectors, or by the cosine similarity between embeddings.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ pub enum RankingPipeline {
     Embedding(EmbeddingPipeline),
 }
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankingOptions {
-    /// Applied to pairs of too many tokens.
+    /// Applied to pairs above the token limit.
     pub truncation: Truncation,
-    /// Whether scores are the model's logits, sums of products or cosines, instead of numbers from 0 to 1.
+    /// Whether scores are the model's logits, product sums or cosines, instead of numbers from 0 to 1.
     pub raw_scores: bool,
 }
 
@@ -45,7 +45,7 @@ impl RankingPipeline {
         Ok(Self::CrossEncoder(pipeline))
     }
 
-    /// The score of each text, in their order.
+    /// Scores in text order.
     pub async fn score(
         &self,
         query: String,

@@ -5,8 +5,8 @@ use crate::tokenizer::word_bounds;
 
 /// Replaces each entity by its label in brackets: `[PER] lives in [LOC].`
 ///
-/// Whole words are replaced, so that no part of a name, combining mark or part of an emoji remains; white space at the
-/// ends of an entity is kept. Entities that share a word are one, with the label of the first.
+/// Whole words are replaced, so that no name fragment, combining mark or emoji component remains; white space at an
+/// entity's ends is kept. Entities that share a word are merged and get the first one's label.
 pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
     let index = IndexedText::new(text);
     let bytes = |entity: &Entity| -> (usize, usize) {
@@ -61,7 +61,7 @@ mod tests {
             "[PER] lives in [LOC]."
         );
         assert_eq!(redacted("Ann lives", &[]), "Ann lives");
-        // White space at the ends of an entity is kept.
+        // White space at an entity's ends is kept.
         assert_eq!(redacted("in New York now", &[(2, 12, "LOC")]), "in [LOC] now");
         // Neighbours and overlaps.
         assert_eq!(redacted("ab-cd", &[(2, 5, "B"), (0, 2, "A")]), "[A][B]");
@@ -80,13 +80,13 @@ mod tests {
             "[PER] Hue\u{323}\u{302}"
         );
         assert_eq!(redacted("Hue\u{323}\u{302}", &[(3, 4, "LOC")]), "[LOC]");
-        // Characters that are words of their own.
+        // Single-character words.
         assert_eq!(redacted("王明在京", &[(0, 2, "PER")]), "[PER]在京");
     }
 
     #[test]
     fn no_part_of_a_character_remains() {
-        // A combining mark, and a family of emoji, of which an entity has a part.
+        // An entity covers part of a combining sequence or an emoji family.
         assert_eq!(redacted("Jose\u{301} x", &[(0, 4, "PER")]), "[PER] x");
         assert_eq!(redacted("👩\u{200d}👧 x", &[(0, 1, "E")]), "[E] x");
         assert_eq!(redacted("👩\u{200d}👧 x", &[(2, 3, "E")]), "[E] x");

@@ -1,4 +1,4 @@
-//! The roles of texts, for which embedding models have prompts, and the form of texts in a role.
+//! Text roles, for which embedding models have prompts, and the text form per role.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use crate::{
     tokenizer::{Encoding, Tokenizer, Truncation},
 };
 
-/// The form of texts in a role, if it differs from that of other texts.
+/// A role's text form, where it differs from other texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoleSettings {
     /// The token that is inserted after the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marker: Option<u32>,
-    /// The maximum number of tokens, the marker included, if it is below that of the model.
+    /// Maximum tokens, the marker included, if below the model's limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// Tokens that texts are padded with.
@@ -30,19 +30,19 @@ pub struct RoleSettings {
     pub is_bare: bool,
 }
 
-/// Tokens that a text is padded with. Their vectors are part of the result.
+/// Padding tokens whose vectors are part of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expansion {
-    /// The id of the token, such as the mask token.
+    /// Padding token id, such as the mask token.
     pub token: u32,
-    /// The number of tokens that texts have at least.
+    /// Minimum length in tokens.
     pub length: usize,
     /// Whether other tokens attend to these.
     pub is_attended: bool,
 }
 
-/// The role of a text in a search.
+/// A text's role in a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextRole {
     /// A text to search for.
@@ -52,7 +52,7 @@ pub enum TextRole {
 }
 
 impl TextRole {
-    /// The name of the prompt for texts in this role.
+    /// Prompt name for this role.
     pub fn name(self) -> &'static str {
         match self {
             Self::Query => "query",
@@ -66,7 +66,7 @@ impl RoleSettings {
         *self == Self::default()
     }
 
-    /// The tokens of a text in this role, for a model that reads at most `limit`.
+    /// Token ids for a text in this role, for a model that reads at most `limit`.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -103,7 +103,7 @@ impl RoleSettings {
     }
 }
 
-/// A role, after the names that it has in APIs and among the prompts of models. Prompts are searched for in this order.
+/// Names of a role in APIs and in model prompts. Prompts are searched in this order.
 type Role = &'static [&'static str];
 
 const ROLES: [Role; 5] = [
@@ -114,7 +114,7 @@ const ROLES: [Role; 5] = [
     &["similarity", "semantic_similarity", "text-matching", "STS"],
 ];
 
-/// The name of the prompt for a role: `None` if there is no prompt for it, an error if there is no such role.
+/// Prompt name for a role: `None` if the model has no prompt for it, an error for an unknown role.
 pub(super) fn prompt<'a>(
     prompts: &'a BTreeMap<String, String>,
     role: &str,
@@ -124,7 +124,7 @@ pub(super) fn prompt<'a>(
     Ok(known.map(|(name, _)| name.as_str()))
 }
 
-/// The role of texts in late interaction that has this name.
+/// Parses a late-interaction role.
 pub(super) fn text_role(name: &str) -> Option<TextRole> {
     let [queries, documents, ..] = ROLES;
     let role = |names: Role, role| names.contains(&name).then_some(role);
@@ -135,7 +135,7 @@ pub(super) fn text_role(name: &str) -> Option<TextRole> {
 pub(super) struct UnknownRole;
 
 impl UnknownRole {
-    /// The first name of each role.
+    /// First name per role.
     pub(super) fn known() -> Vec<&'static str> {
         ROLES.iter().filter_map(|names| names.first().copied()).collect()
     }

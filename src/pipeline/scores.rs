@@ -15,7 +15,7 @@ pub enum ScoreFunction {
 }
 
 impl ScoreFunction {
-    /// The scores of logits.
+    /// Converts logits to scores.
     pub fn apply(self, logits: &[f32]) -> Vec<f32> {
         match self {
             Self::None => logits.to_vec(),
@@ -24,8 +24,8 @@ impl ScoreFunction {
         }
     }
 
-    /// The logit of a score, for models that return scores. The logits of all scores of a text give these scores
-    /// again.
+    /// The logit for a score, for models that return scores. A text's inverted scores, converted again, equal the
+    /// original scores.
     pub(super) fn invert(self, score: f32) -> f32 {
         match self {
             Self::None => score,
@@ -39,7 +39,7 @@ impl ScoreFunction {
     }
 }
 
-/// The softmax of logits, shifted by the largest so that none overflows.
+/// Softmax, shifted by the largest logit to avoid overflow.
 pub fn softmax(logits: &[f32]) -> Vec<f32> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
@@ -47,7 +47,7 @@ pub fn softmax(logits: &[f32]) -> Vec<f32> {
     powers.into_iter().map(|power| power / sum).collect()
 }
 
-/// The indexes of values in descending order; equal values keep their order.
+/// Value indexes in descending order; equal values keep their order.
 pub fn descending(values: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|left, right| values[*right].total_cmp(&values[*left]));

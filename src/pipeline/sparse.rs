@@ -1,5 +1,5 @@
-//! Sparse vectors: a weight for each token of the vocabulary that a text is about, with the results of
-//! sentence-transformers (`SparseEncoder`) and of FlagEmbedding.
+//! Sparse vectors: a weight per vocabulary token that a text is about, with the results of sentence-transformers
+//! (`SparseEncoder`) and FlagEmbedding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::roles::RoleSettings;
 use crate::error::{Error, Result};
 
-/// How sparse vectors are read from an output of the graph.
+/// Sparse vector settings: the graph output, and how it is converted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SparseSettings {
-    /// The name of the output of the graph.
+    /// Graph output name.
     pub output: String,
-    /// The number of dimensions: the tokens of the vocabulary.
+    /// Dimensions, equal to the vocabulary size.
     pub dimensions: usize,
-    /// The kind of values in the output.
+    /// Value kind in the output.
     pub values: SparseValues,
     /// Queries, if the model does not read them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,18 +27,18 @@ pub struct SparseSettings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StaticQueries {
-    /// The file with the weight of each token of the vocabulary, as 32-bit floats.
+    /// File with one f32 weight per vocabulary token.
     pub weights: String,
-    /// The form of queries.
+    /// Query form.
     pub form: RoleSettings,
 }
 
-/// The weights of the tokens of queries.
+/// Query token weights.
 #[derive(Debug)]
 pub struct QueryWeights(Vec<f32>);
 
 impl QueryWeights {
-    /// Reads the file of a model with this number of dimensions.
+    /// Reads a weights file with this many dimensions.
     pub fn from_bytes(bytes: &[u8], dimensions: usize) -> Result<Self> {
         let (weights, rest) = bytes.as_chunks();
         if weights.len() != dimensions || !rest.is_empty() {
@@ -50,7 +50,7 @@ impl QueryWeights {
         Ok(Self(weights.iter().map(|weight| f32::from_le_bytes(*weight)).collect()))
     }
 
-    /// The vector of a query with these tokens.
+    /// The vector for a query with these tokens.
     pub fn vector(&self, ids: &[u32]) -> SparseVector {
         let ids = BTreeSet::from_iter(ids);
         let weights = ids.into_iter().filter_map(|id| Some((*id, *self.0.get(*id as usize)?)));
@@ -62,12 +62,12 @@ impl QueryWeights {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "of", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SparseValues {
-    /// The largest logit of each token of the vocabulary among the tokens of the text (SPLADE).
+    /// Per-token maximum logit over the text, for every vocabulary token (SPLADE).
     Vocabulary {
-        /// How many times log(1 + x) is taken of positive logits: once by most models, twice by those of OpenSearch.
+        /// How often log(1 + x) is applied to positive logits: once by most models, twice by OpenSearch models.
         logarithms: u32,
     },
-    /// A weight of each token of the text, of which the largest counts (bge-m3).
+    /// One weight per text token; the largest counts (bge-m3).
     Tokens {
         /// Tokens that have no weight: special tokens.
         ignored: Vec<u32>,
@@ -75,7 +75,7 @@ pub enum SparseValues {
 }
 
 impl SparseSettings {
-    /// The number of values of the output for a text or for a token.
+    /// Output values per text or per token.
     pub fn width(&self) -> usize {
         match self.values {
             SparseValues::Vocabulary { .. } => self.dimensions,
@@ -83,7 +83,7 @@ impl SparseSettings {
         }
     }
 
-    /// Refuses a number of weights that no vector can have.
+    /// Refuses a weight limit that no vector can have.
     pub fn check_limit(&self, limit: Option<usize>) -> Result<()> {
         let max = self.dimensions;
         match limit.filter(|limit| !(1..=max).contains(limit)) {
@@ -94,7 +94,7 @@ impl SparseSettings {
         }
     }
 
-    /// The vector of a text with these tokens, from the values of the output.
+    /// The vector for a text with these tokens, from the output values.
     pub fn vector(&self, ids: &[u32], values: &[f32]) -> SparseVector {
         match &self.values {
             SparseValues::Vocabulary { logarithms } => {
@@ -115,12 +115,12 @@ impl SparseSettings {
     }
 }
 
-/// The weights of tokens, none of them 0, by the id of their token in ascending order.
+/// Non-zero token weights, by ascending token id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseVector(pub Vec<(u32, f32)>);
 
 impl SparseVector {
-    /// The sum of the products of weights of the same tokens.
+    /// Dot product.
     pub fn dot(&self, other: &Self) -> f32 {
         let mut others = other.0.iter().peekable();
         let product = |(id, weight): &(u32, f32)| {
@@ -130,7 +130,7 @@ impl SparseVector {
         self.0.iter().map(product).sum()
     }
 
-    /// The same vector with the `limit` largest weights; of equal ones, those of lower ids.
+    /// Keeps the `limit` largest weights; of equal ones, the lower ids.
     #[must_use]
     pub fn truncated(mut self, limit: usize) -> Self {
         if limit < self.0.len() {

@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, quoted};
 
-/// The task of a model, named as on the Hugging Face Hub.
+/// Model task, named as on the Hugging Face Hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Task {
     /// A text to a vector.
     FeatureExtraction,
-    /// A text, or a pair of texts, to scores for the model's own labels.
+    /// A text or text pair to scores for the model's own labels.
     TextClassification,
-    /// A text to the labels of its tokens, or to its entities.
+    /// A text to token labels or entities.
     TokenClassification,
     /// A query and texts to a score for each text.
     TextRanking,
-    /// A text to scores for the labels of the request.
+    /// A text to scores for labels in the request.
     ZeroShotClassification,
     /// A text to a text in another language.
     Translation,
@@ -28,7 +28,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// In the order of the variants.
+    /// In variant order.
     const NAMES: [(Self, &str); 8] = [
         (Self::FeatureExtraction, "feature-extraction"),
         (Self::TextClassification, "text-classification"),
@@ -42,7 +42,7 @@ impl Task {
 }
 
 impl Task {
-    /// The name of the texts that a model of this task generates.
+    /// Noun for the texts that this task generates.
     pub fn generated_name(self) -> &'static str {
         match self {
             Self::Translation => "translation",

@@ -1,4 +1,4 @@
-//! Texts to entities, with the results of the `token-classification` pipeline of `transformers`.
+//! Texts to entities, with the results of the `token-classification` pipeline in `transformers`.
 
 use std::sync::Arc;
 
@@ -20,36 +20,36 @@ use crate::{
     tokenizer::{Tokenizer, Truncation, WindowOptions},
 };
 
-/// The label of tokens outside of entities.
+/// Label for tokens outside entities.
 pub const OUTSIDE: &str = "O";
 
-/// The settings of a model that labels tokens, from its `config.json`.
+/// Token classification settings, from `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenClassificationSettings {
-    /// The name of the output, with one value per token and label.
+    /// Output name; one value per token and label.
     pub output: String,
     /// The labels, by id.
     pub labels: Vec<String>,
-    /// The maximum number of tokens of a text or a window, special tokens included.
+    /// Maximum tokens per text or window, special tokens included.
     pub max_tokens: usize,
 }
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClassificationOptions {
-    /// How the labels of tokens become those of entities.
+    /// How token labels become entity labels.
     pub aggregation: Aggregation,
     /// Labels that are left out.
     pub ignored: Vec<String>,
-    /// How texts of too many tokens are read.
+    /// How texts above the token limit are read.
     pub windows: WindowOptions,
     /// Whether to replace entities in texts by their labels.
     pub redacts: bool,
 }
 
 impl TokenClassificationOptions {
-    /// Checks options; those that are `None` have the defaults of the model hub.
+    /// Checks options; `None` selects the Hugging Face Hub's default.
     pub fn new(
         aggregation: Option<Aggregation>,
         ignored: Option<Vec<String>>,
@@ -67,9 +67,9 @@ impl TokenClassificationOptions {
             )));
         }
         if redacts {
-            // The rest of a truncated text would be returned as it is.
+            // The rest of a truncated text would be returned without redaction.
             windows.truncation = Truncation::Off;
-            // A word that a window cuts has less of the context that shows what it is.
+            // A word cut by a window has less context that identifies it.
             windows.begin_at_words = true;
         }
         let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
@@ -77,10 +77,10 @@ impl TokenClassificationOptions {
     }
 }
 
-/// The entities of a request's texts.
+/// Entities found in a request's texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundEntities {
-    /// In the order of the texts.
+    /// In text order.
     pub texts: Vec<TextEntities>,
     /// The tokens and the time that they took.
     pub usage: Usage,
@@ -95,7 +95,7 @@ pub struct TokenClassificationPipeline {
 }
 
 impl TokenClassificationPipeline {
-    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
@@ -111,17 +111,17 @@ impl TokenClassificationPipeline {
         Ok(Self { encoder, settings, labels })
     }
 
-    /// The settings in the manifest of the bundle.
+    /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &TokenClassificationSettings {
         &self.settings
     }
 
-    /// The encoder, which has the tokenizer and the limit of tokens.
+    /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
 
-    /// The entities of each text.
+    /// Entities per text.
     pub async fn entities(
         &self,
         texts: Vec<String>,
@@ -153,7 +153,7 @@ impl TokenClassificationPipeline {
         }
         let resolved =
             by_text.into_iter().zip(counts).zip(texts.iter()).map(|((entities, windows), text)| {
-                // With those that another window overrules, which may cover more of the text.
+                // Includes entities that another window overrules, since they may cover more text.
                 let redacted = options.redacts.then(|| redact(text, &entities));
                 let entities = if windows > 1 { resolve_overlaps(entities) } else { entities };
                 TextEntities::new(redacted, entities)
@@ -161,7 +161,7 @@ impl TokenClassificationPipeline {
         Ok(FoundEntities { texts: resolved.collect(), usage })
     }
 
-    /// The logits of each input's tokens, special tokens included: one value per token and label, row-major.
+    /// Logits for each input's tokens, special tokens included: one value per token and label, row-major.
     pub async fn logits(
         &self,
         inputs: Vec<Input>,
@@ -172,7 +172,7 @@ impl TokenClassificationPipeline {
     }
 }
 
-/// The tokens of a window, without special tokens.
+/// A window's tokens, without special tokens.
 fn scored_tokens(windows: &EncodedWindows, window: usize, row: Row<'_>) -> impl Iterator<Item = ScoredToken> {
     let tokens = windows.tokens(window).zip(row.values.chunks_exact(row.width)).enumerate();
     tokens.filter_map(|(index, ((id, span), logits))| {
@@ -201,7 +201,7 @@ mod tests {
                 .into(),
             outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, -1, 3])],
         };
-        // Of the windows `a e o` and `o n`, the first has a person in `e o`, the second a more certain place in `o n`.
+        // For windows `a e o` and `o n`: the first finds a person in `e o`, the second a more certain place in `o n`.
         let backend = ScriptedBackend::new(signature, move |inputs| {
             let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("declared") };
             let logits = |id: &i64| match ids.contains(&a) {

@@ -9,18 +9,18 @@ pub struct Usage {
     pub tokens: usize,
     /// The generated tokens; 0 for encoders.
     pub generated: usize,
-    /// The indexes of the truncated texts.
+    /// Indexes of truncated texts.
     pub truncated: Vec<usize>,
-    /// The time of the tokenization.
+    /// Tokenization time.
     pub tokenization: Duration,
-    /// The time of the model, waiting for it included.
+    /// Model time, queueing included.
     pub inference: Duration,
     /// Where the model ran.
     pub location: Location,
 }
 
 impl Usage {
-    /// The usage of two runs, one after the other. Truncated texts are those of this one.
+    /// Adds up two runs, one after the other. Truncated texts come from this one.
     pub(super) fn after(self, first: &Self) -> Self {
         Self {
             tokens: self.tokens + first.tokens,

@@ -1,5 +1,4 @@
-//! Vectors as they are stored: 8-bit integers and bits, with the arithmetic of `quantize_embeddings` of
-//! sentence-transformers.
+//! Stored vectors: int8 and binary quantization, with the arithmetic of sentence-transformers' `quantize_embeddings`.
 
 use std::fmt;
 
@@ -9,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::pooling::normalize;
 use crate::error::{Error, Result};
 
-/// The numbers of a vector.
+/// Number format for vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum VectorType {
     /// 32-bit floating point.
     #[default]
     Float,
-    /// 8-bit integers from -128 to 127, of 255 steps between the lowest and the highest value of each dimension.
+    /// Integers from -128 to 127, in 255 steps between each dimension's minimum and maximum.
     Int8,
     /// As `int8`, but from 0 to 255.
     Uint8,
@@ -38,15 +37,15 @@ impl fmt::Display for VectorType {
     }
 }
 
-/// A vector of a [`VectorType`].
+/// A vector in the format of a [`VectorType`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StoredVector {
-    /// Of [`VectorType::Float`].
+    /// For [`VectorType::Float`].
     Float(Vec<f32>),
-    /// Of [`VectorType::Int8`] and [`VectorType::Binary`].
+    /// For [`VectorType::Int8`] and [`VectorType::Binary`].
     Int8(Vec<i8>),
-    /// Of [`VectorType::Uint8`] and [`VectorType::Ubinary`].
+    /// For [`VectorType::Uint8`] and [`VectorType::Ubinary`].
     Uint8(Vec<u8>),
 }
 
@@ -61,7 +60,7 @@ impl StoredVector {
     }
 }
 
-/// The conversion of vectors of length 1 to a [`VectorType`].
+/// Conversion from vectors of length 1 to a [`VectorType`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Conversion {
     /// To [`VectorType::Float`]: none.
@@ -75,13 +74,13 @@ pub enum Conversion {
     Integers {
         /// Whether the integers are signed.
         signed: bool,
-        /// The value and the size of the first step, for each dimension.
+        /// First step's value and step size, per dimension.
         steps: Vec<(f32, f32)>,
     },
 }
 
 impl Conversion {
-    /// The conversion of vectors of `size` values to a type, which `ranges` must allow.
+    /// Converts vectors with `size` values to a type, which `ranges` must allow.
     pub fn new(wanted: VectorType, size: usize, ranges: Option<&Ranges>) -> Result<Self> {
         let signed = matches!(wanted, VectorType::Int8 | VectorType::Binary);
         match wanted {
@@ -121,7 +120,7 @@ impl Conversion {
             }
             Self::Integers { signed, steps } => {
                 let step = |(value, (start, step)): (&f32, &(f32, f32))| {
-                    // The range is that of `u8`, and NaN becomes 0.
+                    // The range equals `u8`'s, and NaN becomes 0.
                     ((value - start) / step).floor().clamp(0.0, 255.0) as u8
                 };
                 (signed, vector.iter().zip(steps).map(step).collect())
@@ -135,25 +134,24 @@ impl Conversion {
     }
 }
 
-/// The lowest and the highest value of each dimension in sample vectors of length 1, for vectors of all dimensions and
-/// for those of fewer.
+/// Per-dimension minimum and maximum over sample vectors of length 1, for the full and for truncated dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranges {
     dimensions: usize,
-    /// For each number of dimensions in [`sizes`], the lowest values, then the highest.
+    /// For each dimension count in [`sizes`], the minima, then the maxima.
     values: Vec<f32>,
 }
 
 /// Vectors may be truncated to multiples of this many dimensions.
 const SIZE_STEP: usize = 32;
 
-/// The numbers of dimensions that have ranges.
+/// Dimension counts that have ranges.
 fn sizes(dimensions: usize) -> impl Iterator<Item = usize> {
     (1..).map(|count| count * SIZE_STEP).take_while(move |size| *size < dimensions).chain([dimensions])
 }
 
 impl Ranges {
-    /// The ranges of sample vectors after they are truncated and normalized; all must have the same dimensions.
+    /// Ranges over sample vectors after truncation and normalization; all must have the same dimensions.
     pub fn of(vectors: &[Vec<f32>]) -> Self {
         let dimensions = vectors.first().map_or(0, Vec::len);
         let mut values = Vec::new();
@@ -171,9 +169,9 @@ impl Ranges {
         Self { dimensions, values }
     }
 
-    /// Reads the file of a model's ranges.
+    /// Reads a model's ranges file.
     pub fn from_bytes(bytes: &[u8], dimensions: usize) -> Result<Self> {
-        // A manifest may state any number of dimensions: the sum has an addend for each 32 of them.
+        // A manifest may state any dimension count: the sum has an addend per 32 dimensions.
         let size = |size: usize| 2 * size * size_of::<f32>();
         if dimensions > bytes.len() || sizes(dimensions).map(size).sum::<usize>() != bytes.len() {
             return Err(Error::model(format!(
@@ -185,12 +183,12 @@ impl Ranges {
         Ok(Self { dimensions, values })
     }
 
-    /// The contents of the file.
+    /// File contents.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    /// The start and the step of each of the first `size` dimensions; `None` if there are no ranges for this size.
+    /// Start and step for each of the first `size` dimensions; `None` if there are no ranges for this size.
     fn steps(&self, size: usize) -> Option<Vec<(f32, f32)>> {
         let before: usize =
             sizes(self.dimensions).take_while(|known| *known < size).map(|known| 2 * known).sum();

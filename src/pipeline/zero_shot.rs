@@ -1,8 +1,8 @@
-//! A text to scores for labels that the model was not trained on.
+//! Scores a text for labels that the model was not trained on.
 //!
-//! With a model for natural-language inference, by how far the text entails "This example is LABEL.", with the results
-//! of the `zero-shot-classification` pipeline of `transformers`. With an embedding model, by the cosine similarity of
-//! the text and that sentence.
+//! A natural-language inference model scores how far the text entails "This example is LABEL.", with the results of the
+//! `zero-shot-classification` pipeline in `transformers`. An embedding model scores the cosine similarity between the
+//! text and that sentence.
 
 use std::{
     collections::HashSet,
@@ -30,11 +30,11 @@ use crate::{
 pub const TEMPLATE: &str = "This example is {}.";
 /// The placeholder for the label in a template.
 const PLACEHOLDER: &str = "{}";
-/// The factor on cosines before the softmax over labels, since those of unrelated sentences differ by a few hundredths
-/// only. sentence-transformers trains its models with the same scale.
+/// Factor on cosines before the softmax over labels, since cosines between unrelated sentences differ by a few
+/// hundredths only. sentence-transformers trains its models with the same scale.
 const COSINE_SCALE: f32 = 20.0;
 
-/// A model that scores the labels of a request.
+/// A model that scores request labels.
 #[derive(Clone, Debug)]
 pub enum ZeroShotPipeline {
     /// A model for natural-language inference.
@@ -43,15 +43,15 @@ pub enum ZeroShotPipeline {
     Embedding(EmbeddingPipeline, LabelVectors),
 }
 
-/// A cache of the vectors of recent labels, since most clients send the same labels with every request.
+/// An LRU cache for label vectors, since most clients send the same labels with every request.
 ///
-/// The vector of a text does not depend on the other texts of a request, so results do not depend on the cache.
+/// A text's vector does not depend on other texts in the request, so results do not depend on the cache.
 #[derive(Clone, Debug)]
 pub struct LabelVectors(Arc<Mutex<LruCache<String, Arc<[f32]>>>>);
 
 impl LabelVectors {
     const MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-    /// The maximum size of a cached sentence: a label with its template is a short one.
+    /// Maximum bytes per cached sentence: a label with its template is short.
     const MAX_BYTES: usize = 256;
 
     fn get(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
@@ -78,7 +78,7 @@ impl Default for LabelVectors {
     }
 }
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZeroShotOptions {
     /// The labels to score.
@@ -94,7 +94,7 @@ pub struct ZeroShotOptions {
 pub struct Labels(Vec<String>);
 
 impl Labels {
-    /// The labels of a request; at most `limit`, since each costs a run of the model.
+    /// Checks a request's labels; at most `limit`, since each costs a model run.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
         let wrong_count = || format!("expected 1 to {limit} `candidate_labels`, but found {}", labels.len());
         if labels.is_empty() {
@@ -120,7 +120,7 @@ impl Labels {
         Ok(Self(labels))
     }
 
-    /// The labels of a comma-separated string, without empty ones.
+    /// Splits a comma-separated string, without empty labels.
     pub fn parts(labels: &str) -> impl Iterator<Item = &str> {
         labels.split(',').map(str::trim).filter(|label| !label.is_empty())
     }
@@ -130,7 +130,7 @@ impl Labels {
         Self::parts(labels).map(str::to_owned).collect()
     }
 
-    /// The labels in the order of the request.
+    /// Labels in request order.
     pub fn as_slice(&self) -> &[String] {
         &self.0
     }
@@ -149,7 +149,7 @@ impl Template {
         Err(Error::invalid("expected `{}` in `hypothesis_template`, where the label goes, but found none"))
     }
 
-    /// The sentence of each label. Refuses templates and labels whose sentences would not fit into memory.
+    /// One sentence per label. Refuses templates and labels whose sentences would not fit into memory.
     fn fill(&self, labels: &[String]) -> Result<Vec<String>> {
         const MAX_BYTES: usize = 16 * 1024 * 1024;
         let count = self.0.matches(PLACEHOLDER).count();
@@ -167,12 +167,12 @@ impl Template {
 }
 
 impl ZeroShotPipeline {
-    /// A pipeline of an embedding model.
+    /// Creates a pipeline from an embedding model.
     pub fn embedding(pipeline: EmbeddingPipeline) -> Self {
         Self::Embedding(pipeline, LabelVectors::default())
     }
 
-    /// A pipeline of a model for natural-language inference; a model with a single label is refused.
+    /// Creates a pipeline from a natural-language inference model; a model with a single label is refused.
     pub fn entailment(pipeline: ClassificationPipeline) -> Result<Self> {
         if pipeline.settings().labels.len() < 2 {
             return Err(Error::model(
@@ -182,7 +182,7 @@ impl ZeroShotPipeline {
         Ok(Self::Entailment(pipeline))
     }
 
-    /// The score of each label for each text, in the order of texts and labels.
+    /// Scores per text and label, in input order.
     pub async fn score(
         &self,
         texts: &[String],
@@ -233,7 +233,7 @@ impl ZeroShotPipeline {
     }
 }
 
-/// The ids of a model's labels for entailment and contradiction.
+/// The model's label ids for entailment and contradiction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct EntailmentIds {
     entailment: usize,
@@ -250,7 +250,7 @@ impl EntailmentIds {
         Self { entailment, contradiction: if entailment == 0 { last } else { 0 } }
     }
 
-    /// The scores of labels from the logits of their pairs.
+    /// Label scores from the pair logits.
     fn scores(self, rows: &[Vec<f32>], multi_label: bool) -> Vec<f32> {
         if multi_label || rows.len() == 1 {
             let pairs = rows.iter().map(|row| softmax(&[row[self.contradiction], row[self.entailment]]));

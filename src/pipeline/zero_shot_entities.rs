@@ -1,4 +1,4 @@
-//! Texts to entities with labels that the model was not trained on, with the results of the package `gliner`.
+//! Texts to entities with labels that the model was not trained on, with the results of the `gliner` package.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,26 +22,26 @@ use crate::{
 /// The score that entities exceed by default.
 pub const THRESHOLD: f32 = 0.5;
 
-/// The settings of a model that finds entities with labels of the request, from its `gliner_config.json`.
+/// Zero-shot entity settings, from `gliner_config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZeroShotEntitiesSettings {
-    /// The name of the output, with one value per word, label and number of words.
+    /// Output name; one value per first word, label and span length.
     pub output: String,
     /// The token before each label.
     pub label_token: String,
     /// The token between the labels and the text.
     pub separator: String,
-    /// The maximum number of words of an entity.
+    /// Maximum words per entity.
     pub max_entity_words: usize,
-    /// The maximum number of words of a text or a window.
+    /// Maximum words per text or window.
     pub max_words: usize,
-    /// The maximum number of tokens of a text or a window, those of labels and special tokens included.
+    /// Maximum tokens per text or window, labels and special tokens included.
     pub max_tokens: usize,
 }
 
 impl ZeroShotEntitiesSettings {
-    /// The tokens in front of each text: the labels, each after its marker.
+    /// Prompt tokens in front of each text: the labels, each after its marker.
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
@@ -70,12 +70,12 @@ impl ZeroShotEntitiesSettings {
     }
 }
 
-/// How entities are chosen by the scores of spans of words, with the names and defaults of `gliner`.
+/// How word spans are selected by score, with the names and defaults in `gliner`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EntitySearch {
     /// Entities have higher scores.
     pub threshold: f32,
-    /// Whether no entity is inside of another.
+    /// Whether nested entities are dropped.
     pub is_flat: bool,
     /// Whether the same words may be several entities.
     pub multi_label: bool,
@@ -92,40 +92,40 @@ impl EntitySearch {
     }
 }
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ZeroShotEntitiesOptions {
-    /// The labels of entities.
+    /// Entity labels.
     pub labels: Labels,
     /// How entities are chosen.
     pub search: EntitySearch,
-    /// How texts of too many words are read. The rest of a truncated text is never redacted, but refused.
+    /// How texts above the word limit are read. A truncated text is refused rather than redacted.
     pub windows: WindowOptions,
     /// Whether to replace entities in texts by their labels.
     pub redacts: bool,
 }
 
-/// A model that finds entities with labels of the request.
+/// A model that finds entities with labels in the request.
 #[derive(Clone, Debug)]
 pub struct ZeroShotEntitiesPipeline {
     encoder: Encoder,
     settings: Arc<ZeroShotEntitiesSettings>,
 }
 
-/// Words with the score of a label.
+/// A word span with its score for a label.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {
     /// Its first character in the text.
     start: usize,
     /// The character after its last.
     end: usize,
-    /// The index of the label.
+    /// Label index.
     label: usize,
     score: f32,
 }
 
 impl ZeroShotEntitiesPipeline {
-    /// A pipeline of a tokenizer and a model. A model with another signature than in the settings is refused.
+    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
@@ -140,17 +140,17 @@ impl ZeroShotEntitiesPipeline {
         Ok(Self { encoder, settings: settings.into() })
     }
 
-    /// The settings in the manifest of the bundle.
+    /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &ZeroShotEntitiesSettings {
         &self.settings
     }
 
-    /// The encoder, which has the tokenizer and the limit of tokens.
+    /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
     }
 
-    /// The entities of each text.
+    /// Entities per text.
     pub async fn entities(
         &self,
         texts: Vec<String>,
@@ -187,7 +187,7 @@ impl ZeroShotEntitiesPipeline {
             let entities = |spans: Vec<Span>| -> Vec<Entity> {
                 spans.into_iter().map(|span| span.entity(&index, labels)).collect()
             };
-            // With those that another window overrules, which may cover more of the text.
+            // Includes entities that another window overrules, since they may cover more text.
             let redacted = redacts.then(|| redact(text, &entities(spans.clone())));
             TextEntities::new(redacted, entities(search.select(spans)))
         });
@@ -196,8 +196,8 @@ impl ZeroShotEntitiesPipeline {
 }
 
 impl EntitySearch {
-    /// The spans of `words` with scores above the threshold, in the order of their first word, length and label.
-    /// `logits` has a row for each word and label, with a value for each number of words.
+    /// Spans in `words` with scores above the threshold, ordered by first word, length and label. `logits` has a row
+    /// per word and label, with one value per span length.
     fn spans(&self, words: &[(usize, usize)], logits: Row<'_>, labels: usize) -> Result<Vec<Span>> {
         let Row { values, width: longest } = logits;
         if labels == 0 || !values.len().is_multiple_of(labels * longest) {
@@ -219,10 +219,11 @@ impl EntitySearch {
         Ok(found)
     }
 
-    /// Of spans that exclude each other the one with the highest score, the first of equals; in the order of the text.
+    /// Resolves conflicts between spans in favour of the highest score, the first of equals. Returns
+    /// them in text order.
     ///
-    /// Spans that overlap exclude each other, unless one is inside of the other and entities are not flat, or both have
-    /// the same words and may have several labels.
+    /// Overlapping spans conflict, unless they are nested and entities are not flat, or both cover the same words and
+    /// may have several labels.
     fn select(&self, mut spans: Vec<Span>) -> Vec<Span> {
         spans.sort_by(|left, right| right.score.total_cmp(&left.score));
         let longest = spans.iter().map(|span| span.end - span.start).max().unwrap_or(0);
@@ -293,13 +294,13 @@ mod tests {
         assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
         // A span that two windows have is one entity.
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
-        // The first of equals.
+        // First of equals.
         assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);
     }
 
     #[test]
     fn scores_are_those_of_words_labels_and_lengths() {
-        // Two words, two labels and up to two words; the second word has no span of two.
+        // Two words, two labels and spans up to two words; the second word has no two-word span.
         let values = [-9.0, 2.0, 1.0, -9.0, -9.0, 9.0, 3.0, 9.0];
         let search = EntitySearch::new(None, None, None).unwrap();
         let row = Row { values: &values, width: 2 };

@@ -1,5 +1,4 @@
-//! Bundles: folders, or prefixes of S3, with a manifest and the files that it lists. Files are verified when they are
-//! read.
+//! Bundles: folders or S3 prefixes with a manifest and the files that it lists. Files are verified when they are read.
 
 use std::{
     fmt,
@@ -20,16 +19,16 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// The file name of the manifest.
+/// Manifest file name.
 pub const MANIFEST: &str = "manifest.toml";
 
-/// The file name of the tokenizer.
+/// Tokenizer file name.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// The file name of the compiled tokenizer, which loads faster; not every bundle has one.
+/// Compiled tokenizer file name. It loads faster; not every bundle has one.
 pub const PIECES: &str = "tokenizer.pieces";
 
-/// The file name of the ranges of an embedding model's vectors; bundles of earlier versions have none.
+/// File name for an embedding model's vector ranges; earlier versions' bundles have none.
 pub const RANGES: &str = "ranges.bin";
 
 /// The most memory that is reserved for a file before it is read, since a manifest may state any size.
@@ -43,12 +42,12 @@ pub struct Bundle {
     digest: String,
 }
 
-/// The location of a bundle's files.
+/// Where a bundle's files are.
 #[derive(Clone, Debug)]
 pub enum Home {
     /// A local folder.
     Folder(PathBuf),
-    /// A prefix of S3.
+    /// An S3 prefix.
     S3(Store, Url),
 }
 
@@ -85,17 +84,17 @@ impl Bundle {
         &self.manifest
     }
 
-    /// The SHA-256 of the manifest, which identifies the bundle.
+    /// SHA-256 of the manifest, which identifies the bundle.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// The location of the files.
+    /// Where the files are.
     pub fn home(&self) -> &Home {
         &self.home
     }
 
-    /// The path of a file; for a bundle in S3, its URL, for messages only.
+    /// A file's path; for a bundle in S3, its URL, for messages only.
     pub fn path(&self, name: &str) -> PathBuf {
         match &self.home {
             Home::Folder(folder) => folder.join(name),
@@ -130,7 +129,7 @@ impl Bundle {
         let size = match &self.home {
             Home::Folder(folder) => read_through(&folder.join(name), take)?,
             Home::S3(store, url) => {
-                // Without an ETag: the hash of the contents is verified instead.
+                // Without an ETag: the content hash is verified instead.
                 let object = Object { size: file.size, ..Object::default() };
                 for piece in store.pieces(&url.join(name), &object, 0..file.size)? {
                     piece?.iter().for_each(|chunk| take(chunk));
@@ -147,13 +146,13 @@ impl Bundle {
         self.manifest.file(name).ok_or_else(unknown)
     }
 
-    /// Verifies the size and the digest of each file.
+    /// Verifies each file's size and digest.
     pub fn verify(&self) -> Result<()> {
         let mut names = self.manifest.files.iter().map(|file| file.name.as_str());
         names.try_for_each(|name| self.stream(name, |_| ()))
     }
 
-    /// Begins the verification of all files in a local folder except those in `except`.
+    /// Begins to verify all files in a local folder except the names in `except`.
     pub fn verification(&self, except: &[&str]) -> Result<Verification<'_>> {
         let files = self.manifest.files.iter().filter(|file| !except.contains(&file.name.as_str()));
         let files: Vec<(&File, PathBuf)> = files.map(|file| (file, self.path(&file.name))).collect();
@@ -162,7 +161,7 @@ impl Bundle {
     }
 }
 
-/// The verification of a bundle's files, in which threads can share.
+/// Verifies a bundle's files; threads can share the work.
 #[derive(Debug)]
 pub struct Verification<'a> {
     files: Vec<(&'a File, PathBuf)>,
@@ -170,7 +169,7 @@ pub struct Verification<'a> {
 }
 
 impl Verification<'_> {
-    /// Hashes parts of the files until none is left. Other threads may still be busy then.
+    /// Hashes file parts until none is left. Other threads may still be busy then.
     pub fn work(&self) -> Result<()> {
         self.hashes.work()
     }
@@ -201,7 +200,7 @@ fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()
     }
 }
 
-/// The manifest entry of the file at `path`.
+/// Manifest entry for the file at `path`.
 pub fn describe(path: &Path, name: String) -> Result<File> {
     let (mut sha256, mut blake3) = (Sha256::new(), blake3::Hasher::new());
     let size = read_through(path, |piece| {
@@ -211,7 +210,7 @@ pub fn describe(path: &Path, name: String) -> Result<File> {
     Ok(File { name, size, sha256: hex(&sha256.finalize()), blake3: blake3.finalize().to_hex().to_string() })
 }
 
-/// The SHA-256 of a file, in lower-case hexadecimal.
+/// A file's SHA-256, in lower-case hexadecimal.
 pub fn sha256_of(path: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     read_through(path, |piece| hash.update(piece))?;

@@ -20,11 +20,11 @@ use crate::{
 /// A folder that a bundle may be written to: missing, empty, or with a bundle and nothing else.
 ///
 /// - A bundle is a valid `manifest.toml` and regular files that it lists, some of which may be missing.
-/// - A symbolic link is followed: the folder that it refers to is replaced. Links inside the folder do not belong to a
-///   bundle.
+/// - A symbolic link is followed: the folder that it refers to is replaced. Links inside the folder do not
+///   belong to a bundle.
 #[derive(Debug)]
 pub struct Destination {
-    /// The path of the caller, for messages.
+    /// The caller's path, for messages.
     name: PathBuf,
     /// The path without links, if it exists.
     path: PathBuf,
@@ -45,7 +45,7 @@ impl Destination {
         Ok(destination)
     }
 
-    /// Refuses folders that cannot be replaced: mount points, and the working folder of this process.
+    /// Refuses folders that cannot be replaced: mount points, and this process's working folder.
     fn require_movable(&self) -> Result<()> {
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
         let is_mounted =
@@ -100,7 +100,7 @@ impl Destination {
         Ok(())
     }
 
-    /// The manifest of the bundle in `folder`; `None` if the folder is empty or missing.
+    /// Manifest of the bundle in `folder`; `None` if the folder is empty or missing.
     fn contents(&self, folder: &Path) -> Result<Option<Manifest>> {
         let refused = |found: String, source: Option<Error>| Error::Config {
             message: format!(
@@ -125,10 +125,10 @@ impl Destination {
     }
 }
 
-/// Removes a bundle; the size of its files in bytes.
+/// Removes a bundle. Returns its files' size in bytes.
 ///
 /// # Errors
-/// The folder has other files. If its manifest is damaged, `names` are those that bundles have.
+/// The folder has other files. If its manifest is damaged, `names` are the file names that bundles use.
 pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
     let failed = || Error::io(format!("cannot remove `{}`", folder.display()));
     if read_manifest(folder).ok().flatten().is_some() {
@@ -153,7 +153,7 @@ pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Refuses a folder that contains anything but these files of a bundle, since all of it would become the bundle.
+/// Refuses a folder that contains anything but these bundle files, since all of it would become the bundle.
 pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -237,7 +237,7 @@ fn exchange(left: &Path, right: &Path) -> io::Result<()> {
     fs::rename(&aside, left)
 }
 
-/// Removes the files of a bundle and its folders. A folder with other files is an error and remains.
+/// Removes a bundle's files and folders. A folder with other files is an error and remains.
 fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
     let names = [MANIFEST].into_iter().chain(files.iter().map(|file| file.name.as_str())).map(Path::new);
     let mut folders = BTreeSet::new();
@@ -294,7 +294,7 @@ mod tests {
         Link(&'static str),
     }
 
-    /// The entry at the path of the new bundle.
+    /// What exists at the new bundle's path.
     #[derive(Clone, Debug)]
     enum Place {
         Nothing,
@@ -310,7 +310,7 @@ mod tests {
         FILES.map(|name| (name, Entry::File(if name == MANIFEST { OURS } else { "x" }))).into()
     }
 
-    /// Bundles, bundles that lack something or hold more, folders of other programs, and anything.
+    /// Bundles, bundles that lack something or hold more, other programs' folders, and anything.
     fn tree() -> impl Strategy<Value = Tree> {
         let names: Vec<&str> = FILES.into_iter().chain(OTHERS).collect();
         let entry = prop_oneof![
@@ -326,7 +326,7 @@ mod tests {
         prop_oneof![Just(bundle()), parts, some(4), some(2).prop_map(|more| [bundle(), more].concat())]
     }
 
-    /// Writes the entries; of two at one path, the first one.
+    /// Writes the entries; if two share a path, the first one.
     fn write(folder: &Path, tree: &Tree) {
         fs::create_dir_all(folder).unwrap();
         for (name, entry) in tree {
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// Everything below a folder: the text of files, the targets of links.
+    /// Everything below a folder: file texts and link targets.
     fn read(folder: &Path) -> BTreeMap<PathBuf, String> {
         let (mut found, mut pending) = (BTreeMap::new(), vec![folder.to_owned()]);
         while let Some(next) = pending.pop() {
@@ -362,7 +362,7 @@ mod tests {
         found
     }
 
-    /// Whether a tree may be replaced, decided independently of the code.
+    /// Whether a tree may be replaced, decided independently from the code.
     fn is_ours(tree: &BTreeMap<PathBuf, String>) -> bool {
         let has_manifest = tree.get(Path::new(MANIFEST)).is_some_and(|text| text == OURS);
         let is_known = |(name, what): (&PathBuf, &String)| match what.as_str() {

@@ -1,4 +1,4 @@
-//! BLAKE3 of files, computed by several threads: each takes the next subtree of BLAKE3's tree from one queue.
+//! Multi-threaded BLAKE3: each thread takes the next subtree of BLAKE3's tree from one queue.
 
 use std::{
     fs::File,
@@ -17,7 +17,7 @@ use crate::{
     regular_file,
 };
 
-/// The bytes of a subtree; a power of two, as BLAKE3 requires.
+/// Subtree size in bytes; a power of two, as BLAKE3 requires.
 const SUBTREE: u64 = 1 << 20;
 /// The bytes that are read at once.
 const READ: u64 = 64 * 1024;
@@ -26,9 +26,9 @@ const READ: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(super) struct FileHashes {
     files: Vec<OpenFile>,
-    /// Of all files, in order.
+    /// For all files, in order.
     subtrees: Vec<Subtree>,
-    /// The index of the next subtree to hash.
+    /// Next subtree's index.
     next: AtomicUsize,
 }
 
@@ -41,7 +41,7 @@ struct OpenFile {
 
 #[derive(Debug)]
 struct Subtree {
-    /// The index of its file.
+    /// File index.
     file: usize,
     start: u64,
     value: OnceLock<ChainingValue>,
@@ -71,7 +71,7 @@ impl FileHashes {
         Ok(())
     }
 
-    /// The size and the hash of each file; `None` while a thread is busy, and after an error of one.
+    /// Size and hash per file; `None` while a thread is busy, and after a thread's error.
     pub(super) fn finish(&self) -> Option<Vec<(u64, blake3::Hash)>> {
         let hash = |(index, file): (usize, &OpenFile)| {
             let subtrees = self.subtrees.iter().filter(|subtree| subtree.file == index);
@@ -91,7 +91,7 @@ impl FileHashes {
 }
 
 impl OpenFile {
-    /// The value of the subtree at `start`, or the hash of the file if it has only one.
+    /// Chaining value for the subtree at `start`, or the file's hash if it has only one.
     fn hash(&self, start: u64, buffer: &mut [u8]) -> Result<ChainingValue> {
         let end = self.size.min(start + SUBTREE);
         let mut hasher = blake3::Hasher::new();
@@ -110,7 +110,7 @@ impl OpenFile {
     }
 }
 
-/// The number of subtrees to the left of the root: the largest power of two below `count`.
+/// Number of subtrees left of the root: the largest power of two below `count`.
 fn left(count: usize) -> usize {
     count.next_power_of_two() / 2
 }

@@ -1,4 +1,4 @@
-//! The manifest of a bundle, `manifest.toml`.
+//! A bundle's manifest, `manifest.toml`.
 
 use std::{
     collections::BTreeMap,
@@ -21,54 +21,54 @@ use crate::{
     },
 };
 
-/// The beginning of the first line, a comment; the BLAKE3 of all other lines follows.
+/// First line's prefix, a comment; the BLAKE3 of all other lines follows.
 const SEAL: &str = "# BLAKE3 of the lines below: ";
 
-/// The contents of a manifest. The SHA-256 of its text identifies the bundle.
+/// Manifest contents. The SHA-256 of its text identifies the bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The version of this format, [`Manifest::FORMAT`].
+    /// Format version, [`Manifest::FORMAT`].
     pub format: u32,
-    /// The default name of the model.
+    /// Default model name.
     pub name: String,
-    /// Other names of the model.
+    /// Model aliases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// The task of the model.
+    /// Model task.
     pub task: Task,
-    /// The file name of the graph.
+    /// Graph file name.
     pub graph: String,
     /// The engine that the graph is written for.
     #[serde(default, skip_serializing_if = "is_default")]
     pub engine: Engine,
-    /// The origin of the model.
+    /// Model origin.
     pub source: Source,
-    /// The precision of the weights, and the loss of quality.
+    /// Weight precision and quality loss.
     pub weights: Weights,
-    /// The quality of an embedding model's vectors as integers and bits.
+    /// Quality of an embedding model's int8 and binary vectors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors: Option<VectorQuality>,
-    /// The settings of embedding models.
+    /// Only for embedding models.
     pub embedding: Option<EmbeddingSettings>,
-    /// The settings of classifiers and rankers.
+    /// Only for classifiers and rankers.
     pub classification: Option<ClassificationSettings>,
-    /// The settings of models that label tokens.
+    /// Only for token classifiers.
     pub token_classification: Option<TokenClassificationSettings>,
-    /// The settings of models that find entities with labels of the request.
+    /// Only for zero-shot entity models.
     pub zero_shot_entities: Option<ZeroShotEntitiesSettings>,
-    /// The settings of models that generate texts from texts.
+    /// Only for models that generate texts from texts.
     #[serde(alias = "translation")]
     pub seq2seq: Option<Seq2SeqSettings>,
-    /// The names of tensors in the KServe API.
+    /// Tensor names in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
-    /// Settings of the model's files that the build ignored on request, so that results may differ.
+    /// Settings in the model's files that the build ignored on request, so that results may differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The inputs and outputs of the graph.
+    /// Graph inputs and outputs.
     pub signature: Signature,
-    /// All other files of the bundle.
+    /// All other bundle files.
     pub files: Vec<File>,
 }
 
@@ -76,7 +76,7 @@ fn is_default(engine: &Engine) -> bool {
     *engine == Engine::default()
 }
 
-/// The origin of a model.
+/// Model origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -84,22 +84,22 @@ pub struct Source {
     pub architecture: String,
     /// The package, folder or repository, such as `ORG/NAME@COMMIT`.
     pub from: String,
-    /// The SHA-256 of the original weights.
+    /// SHA-256 of the original weights.
     pub sha256: String,
 }
 
-/// The precision of a model's weights.
+/// Weight precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
     /// The numbers that weights are stored as.
     pub precision: Precision,
-    /// A description of the quantization, and why it was chosen if it is not the default.
+    /// Quantization scheme, and why it was chosen if it is not the default.
     pub plan: String,
     /// The quality compared with fp32, measured by the build; `None` for fp32, and for weights that were quantized
     /// before the build.
     pub quality: Option<Quality>,
-    /// The quality of the other vectors of an embedding model that has several kinds.
+    /// Quality per additional vector kind, for an embedding model with several kinds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other_vectors: BTreeMap<VectorKind, Quality>,
 }
@@ -127,107 +127,106 @@ impl fmt::Display for Precision {
     }
 }
 
-/// The quality of a quantized model compared with fp32, over real texts.
+/// A quantized model's quality compared with fp32, over real texts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Quality {
-    /// Of embeddings. Of multi-vectors, cosines are those of single vectors, and the nearest texts those with the highest
-    /// scores for a text as a query.
+    /// Embeddings. For multi-vectors, cosines are computed between single vectors, and the nearest texts are the best
+    /// scored with a text as the query.
     Embedding {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The mean cosine between embeddings of both.
+        /// Mean cosine between fp32 and quantized embeddings.
         mean_cosine: f32,
         /// The lowest cosine.
         worst_cosine: f32,
-        /// The nearest texts of each text; `None` in bundles of older versions.
+        /// Nearest neighbours compared with fp32; `None` in older versions' bundles.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         neighbours: Option<Neighbours>,
-        /// Of sparse vectors: the mean share of the ten tokens with the largest weights that are the same.
+        /// Sparse vectors only: mean overlap of the ten tokens with the largest weights, 0 to 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         terms: Option<f32>,
-        /// Of multi-vectors: the mean absolute difference of the scores of all pairs of texts, which are at most 1.
+        /// Multi-vectors only: mean absolute score difference over all text pairs; scores are at most 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         score_difference: Option<f32>,
     },
-    /// Of scores for the labels of tokens.
+    /// Token label scores.
     TokenClassification {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The number of their tokens, without special tokens.
+        /// Measured tokens, without special tokens.
         tokens: usize,
-        /// The share of tokens with the same best label.
+        /// Share of tokens with the same best label.
         agreement: f32,
-        /// The mean absolute difference of scores, over all tokens and labels.
+        /// Mean absolute score difference, over all tokens and labels.
         mean_difference: f32,
         /// The largest difference.
         worst_difference: f32,
     },
-    /// Of scores for the spans of words, with labels of the build.
+    /// Word span scores, with labels chosen by the build.
     ZeroShotEntities {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The number of spans.
+        /// Measured spans.
         spans: usize,
-        /// The share of entities that both find: twice the common ones, divided by those of both.
+        /// Share of entities that both models find: twice the common ones, divided by the sum of both counts.
         agreement: f32,
-        /// The mean absolute difference of scores, over all spans and labels.
+        /// Mean absolute score difference, over all spans and labels.
         mean_difference: f32,
         /// The largest difference.
         worst_difference: f32,
     },
-    /// Of scores for a single label, which rank texts.
+    /// Scores for a single label, which rank texts.
     Ranking {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The share of pairs of texts that both rank in the same order.
+        /// Share of text pairs that both models rank in the same order.
         rank_agreement: f32,
-        /// The mean absolute difference of scores.
+        /// Mean absolute score difference.
         mean_difference: f32,
     },
-    /// Of scores for labels.
+    /// Label scores.
     Classification {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The share of texts with the same best label.
+        /// Share of texts with the same best label.
         agreement: f32,
-        /// The mean absolute difference of scores, over all labels.
+        /// Mean absolute score difference, over all labels.
         mean_difference: f32,
     },
-    /// Of generated texts, which translations are as well.
+    /// Generated texts, including translations.
     Seq2Seq {
-        /// The number of texts.
+        /// Measured texts.
         texts: usize,
-        /// The similarity of the texts: twice the common words, in order, divided by the words of both.
+        /// Text similarity: twice the common words, in order, divided by the sum of both word counts.
         similarity: f32,
-        /// The share of identical texts.
+        /// Share of identical texts.
         identical: f32,
         /// The similarity without the shortlist, for models that have one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         similarity_without_shortlist: Option<f32>,
-        /// The share of tokens of the fp32 text for which both have the same most likely token.
+        /// Share of tokens in the fp32 text for which both models have the same most likely token.
         token_agreement: f32,
-        /// The mean absolute difference of the log-probabilities of these tokens.
+        /// Mean absolute log-probability difference over these tokens.
         token_difference: f32,
     },
 }
 
-/// How many of each text's nearest texts, by cosine among all measured texts, are the same as in fp32.
+/// Recall of each text's fp32 nearest neighbours, by cosine among all measured texts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbours {
-    /// The mean share of the ten nearest.
+    /// Mean recall@10.
     pub ten_nearest: f32,
-    /// The share of texts with the same nearest.
+    /// Recall@1.
     pub nearest: f32,
 }
 
-/// How many of the ten nearest vectors of each sample text are still among the ten nearest if vectors are stored as
-/// integers or bits, without another ranking of the results.
+/// Recall@10 for sample texts if vectors are stored as integers or bits, without reranking the results.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VectorQuality {
-    /// The number of texts.
+    /// Measured texts.
     pub texts: usize,
     /// The share for `int8` and `uint8`, by cosine similarity.
     pub int8: f32,
@@ -236,7 +235,7 @@ pub struct VectorQuality {
     pub binary: Option<f32>,
 }
 
-/// The names of a model's tensors in the KServe API, which a recipe can adapt to existing clients.
+/// A model's tensor names in the KServe API, which a recipe can adapt to existing clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TensorNames {
@@ -246,9 +245,9 @@ pub struct TensorNames {
     pub ids: String,
     /// The input with the attention mask.
     pub mask: String,
-    /// The input with the labels of zero-shot classification.
+    /// Input with the labels for zero-shot classification.
     pub labels: String,
-    /// The input with the query of ranking.
+    /// Input with the query for ranking.
     pub query: String,
     /// The output, by default named after its contents.
     pub output: Option<String>,
@@ -273,7 +272,7 @@ impl TensorNames {
     }
 }
 
-/// A file of a bundle.
+/// A bundle file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -283,16 +282,16 @@ pub struct File {
     pub size: u64,
     /// In hexadecimal, for other tools.
     pub sha256: String,
-    /// In hexadecimal. It is verified when the bundle is loaded, in a third of the time of SHA-256.
+    /// In hexadecimal. Verified when the bundle is loaded, in a third of the time that SHA-256 takes.
     pub blake3: String,
 }
 
 impl Manifest {
-    /// The supported version of the format.
+    /// Supported format version.
     pub const FORMAT: u32 = 1;
 
-    /// Parses a manifest. File names outside of the bundle are refused, and so is a text without the BLAKE3 of its first
-    /// line. Manifests of versions before 0.3 have no such line.
+    /// Parses a manifest. Refuses file names outside the bundle, and a text that does not match the BLAKE3 in its first
+    /// line. Manifests from versions before 0.3 have no such line.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((expected, rest)) = text.strip_prefix(SEAL).and_then(|text| text.split_once('\n')) {
             let found = blake3::hash(rest.as_bytes()).to_hex();
@@ -322,14 +321,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The text of the file.
+    /// Manifest text.
     pub fn to_text(&self) -> Result<String> {
         let text = toml::to_string(self)
             .map_err(|error| Error::model_because("the manifest cannot be written", error))?;
         Ok(format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex()))
     }
 
-    /// The maximum number of tokens of an encoder's input; `None` in models that translate.
+    /// An encoder's maximum input tokens; `None` for models that translate.
     pub fn max_tokens(&self) -> Option<usize> {
         let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
         let classification = self.classification.as_ref().map(|settings| settings.max_tokens);
@@ -338,7 +337,7 @@ impl Manifest {
         embedding.or(classification).or(token_classification).or(zero_shot_entities)
     }
 
-    /// The entry of a file.
+    /// Looks up a file's entry.
     pub fn file(&self, name: &str) -> Option<&File> {
         self.files.iter().find(|file| file.name == name)
     }

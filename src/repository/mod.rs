@@ -1,5 +1,5 @@
-//! Bundles, which never change, their manifests, and the places that store them: local folders, S3 and the model
-//! repositories of Triton.
+//! Bundles, which never change, their manifests, and where they are stored: local folders, S3 and
+//! Triton model repositories.
 
 pub mod bundle;
 pub mod folder;

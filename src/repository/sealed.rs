@@ -5,7 +5,7 @@ pub fn seal(contents: &[u8]) -> Vec<u8> {
     [blake3::hash(contents).to_hex().as_bytes(), b"\n", contents].concat()
 }
 
-/// The contents of sealed bytes; `None` if they are damaged or something else.
+/// Unseals bytes; `None` if they are damaged or something else.
 pub fn open(sealed: &[u8]) -> Option<&[u8]> {
     let end = sealed.iter().position(|byte| *byte == b'\n')?;
     let (digest, contents) = (&sealed[..end], &sealed[end + 1..]);

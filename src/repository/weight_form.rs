@@ -1,12 +1,12 @@
-//! The legal combinations of precision, engine and model kind, and what each of them means.
+//! Legal combinations of precision, engine and model kind, and what each of them means.
 
 use super::manifest::{Manifest, Precision};
 use crate::backend::{Engine, native, processor::Int8Instructions};
 
-/// Architecture of static embeddings in manifests.
+/// Architecture name for static embeddings in manifests.
 pub const STATIC_EMBEDDING: &str = "StaticEmbedding";
 
-/// Kinds of models that store their weights differently.
+/// Model kinds that store their weights differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelKind {
     /// A transformer encoder, or a decoder without generation.
@@ -26,7 +26,7 @@ pub enum WeightForm {
     Fp32,
     /// A graph as its author exported it.
     Exported(Precision),
-    /// A table of vectors.
+    /// A vector table.
     Table(Precision),
     /// An encoder in `int8` for the native engine.
     NativeInt8,
@@ -43,7 +43,7 @@ pub enum WeightForm {
 }
 
 impl WeightForm {
-    /// The form of weights in a precision, for the engine that a bundle is built for.
+    /// Weight form for a precision and the engine that a bundle is built for.
     pub fn new(precision: Precision, engine: Engine, kind: ModelKind) -> Self {
         match (kind, precision, engine) {
             (ModelKind::Export, ..) => Self::Exported(precision),
@@ -58,7 +58,7 @@ impl WeightForm {
         }
     }
 
-    /// The form of a bundle's weights. Exports count as encoders and generators, whose arithmetic they have.
+    /// A bundle's weight form. Exports count as encoders and generators, whose arithmetic they have.
     pub fn of(manifest: &Manifest) -> Self {
         let kind = if manifest.seq2seq.is_some() {
             ModelKind::Generator
@@ -85,7 +85,7 @@ impl WeightForm {
         }
     }
 
-    /// The description of storage in manifests.
+    /// Storage description in manifests.
     pub fn storage(self) -> &'static str {
         match self {
             Self::Exported(_) => "as the export has them",
@@ -115,8 +115,8 @@ impl WeightForm {
         }
     }
 
-    /// The arithmetic of matrix products in an engine on this processor. `saturates` returns whether a graph in `int8`
-    /// has products of signed integers, which saturate on processors without VNNI.
+    /// Matmul arithmetic in an engine on this processor. `saturates` returns whether a graph in `int8` has signed
+    /// products, which saturate on processors without VNNI.
     pub fn arithmetic<E>(
         self,
         engine: Engine,
@@ -128,7 +128,7 @@ impl WeightForm {
         let instructions = Int8Instructions::detected();
         Ok(match self {
             Self::Fp32 | Self::Exported(Precision::Fp32) | Self::Table(Precision::Fp32) => "fp32".into(),
-            // ONNX Runtime executes the bodies of the graph's functions.
+            // ONNX Runtime executes the graph function bodies.
             Self::NativeBlocks => "fp32, from int8-blocks".into(),
             Self::OnnxBlocks
             | Self::GeneratorBlocks

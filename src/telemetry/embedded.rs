@@ -1,7 +1,7 @@
-//! The embedded metric format of CloudWatch: JSON lines in the log from which CloudWatch extracts metrics.
+//! CloudWatch's embedded metric format: JSON log lines from which CloudWatch extracts metrics.
 //!
-//! `metrics_cloudwatch_embedded` is not used: it drops values beyond a hundred per metric and makes a dimension of
-//! each label, and CloudWatch charges for each combination of dimensions.
+//! `metrics_cloudwatch_embedded` is not used: it drops values beyond a hundred per metric and makes each label a
+//! dimension, and CloudWatch charges for each combination of dimensions.
 
 use std::{
     collections::BTreeMap,
@@ -19,10 +19,10 @@ use crate::error::Result;
 
 const NAMESPACE: &str = "Kivu";
 const DIMENSION: &str = "Function";
-/// CloudWatch's limit of values per metric and line.
+/// CloudWatch's limit: values per metric and line.
 const MAX_VALUES: usize = 100;
 
-/// The metrics of a function since the last flush.
+/// A function's metrics since the last flush.
 #[derive(Clone)]
 pub struct Embedded {
     registry: Arc<Registry<Key, AtomicStorage>>,
@@ -80,7 +80,7 @@ impl Embedded {
         (0..lines).map(|line| self.line(millis, line, &metrics)).collect()
     }
 
-    /// The line with the `number`th hundred of each metric's values.
+    /// Line with the `number`th hundred values per metric.
     fn line(&self, millis: u64, number: usize, metrics: &BTreeMap<String, (&str, Vec<f64>)>) -> Value {
         let (mut line, mut described) = (Map::new(), Vec::new());
         for (name, (unit, values)) in metrics {
@@ -95,7 +95,7 @@ impl Embedded {
     }
 }
 
-/// The name of a metric in CloudWatch: `kivu_cold_seconds{part="session"}` is `ColdSessionMs`.
+/// Metric name in CloudWatch: `kivu_cold_seconds{part="session"}` is `ColdSessionMs`.
 fn name(key: &Key) -> String {
     let plain = key.name().strip_prefix("kivu_").unwrap_or(key.name());
     let (stem, end) = match plain.strip_suffix("_seconds") {

@@ -1,4 +1,4 @@
-//! Metrics of the fleet. The label of a server is its index in the list of URLs, never its address.
+//! Fleet metrics. A server's label is its index in the URL list, never its address.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ pub fn record_retry() {
     counter!("kivu_fleet_retries_total").increment(1);
 }
 
-/// Records that the circuit breaker of a server opened.
+/// Records that a server's circuit breaker opened.
 pub fn record_breaker_opened(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).increment(1.0);
 }
 
-/// Records that the circuit breaker of a server closed.
+/// Records that a server's circuit breaker closed.
 pub fn record_breaker_closed(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).decrement(1.0);
 }

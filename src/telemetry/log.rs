@@ -19,7 +19,7 @@ pub fn start_log(format: LogFormat) {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal() && set("NO_COLOR").is_none()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
-    // The message of a panic may contain a text of a request; its location does not.
+    // A panic message may contain request text; its location does not.
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(place, "panicked");

@@ -1,7 +1,7 @@
 //! Metrics, traces and the log.
 //!
 //! The functions here record metrics; the program chooses the exporter once, with [`Prometheus::install`] or
-//! [`Embedded::install`]. Without one, recording does nothing. Metrics and log never contain texts of requests.
+//! [`Embedded::install`]. Without one, recording does nothing. Metrics and log never contain request texts.
 
 mod embedded;
 pub mod fleet;
@@ -16,7 +16,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 pub use self::{embedded::Embedded, log::start_log};
 use crate::error::{Error, Result};
 
-/// The upper bounds of histogram buckets, in seconds.
+/// Upper bounds for histogram buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Records a response.
@@ -31,7 +31,7 @@ pub fn record_response(status: u16, took: Duration) {
     histogram!("kivu_request_seconds").record(took);
 }
 
-/// Records the tokens of a request, and the durations of its stages.
+/// Records a request's tokens and stage durations.
 pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration) {
     counter!("kivu_tokens_total").increment(tokens as u64);
     histogram!("kivu_tokenize_seconds").record(tokenizing);
@@ -43,7 +43,7 @@ pub fn record_run(backend: &'static str) {
     counter!("kivu_runs_total", "backend" => backend).increment(1);
 }
 
-/// Runs a part of a cold start and records its duration.
+/// Runs one stage in a cold start and records its duration.
 pub fn time_start<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let outcome = work();
@@ -51,7 +51,7 @@ pub fn time_start<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// Records the cold start of a function, up to its readiness for requests.
+/// Records a function's cold start, up to its readiness for requests.
 pub fn record_cold_start(took: Duration) {
     counter!("kivu_cold_starts_total").increment(1);
     histogram!("kivu_cold_start_seconds").record(took);
@@ -74,7 +74,7 @@ impl Prometheus {
         Ok(Self(handle))
     }
 
-    /// The metrics in the exposition format of Prometheus.
+    /// Metrics in the Prometheus exposition format.
     pub fn page(&self) -> String {
         self.0.render()
     }

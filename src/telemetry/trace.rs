@@ -1,18 +1,18 @@
-//! Trace contexts, in the format of W3C (`traceparent`) or of X-Ray (`x-amzn-trace-id`).
+//! Trace contexts, in W3C (`traceparent`) or X-Ray (`x-amzn-trace-id`) format.
 
 use std::future::Future;
 
-/// The header of the W3C format.
+/// W3C header.
 pub const TRACEPARENT: &str = "traceparent";
-/// The header of the X-Ray format.
+/// X-Ray header.
 pub const X_RAY: &str = "x-amzn-trace-id";
 
-/// The position of a request in a distributed trace.
+/// A request's position in a distributed trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The trace id: 32 hexadecimal digits.
     pub id: String,
-    /// The id of the calling span: 16 hexadecimal digits.
+    /// Calling span's id: 16 hexadecimal digits.
     pub parent: String,
     /// Whether the trace is recorded.
     pub is_sampled: bool,
@@ -23,7 +23,7 @@ tokio::task_local! {
 }
 
 impl Trace {
-    /// Reads the headers of a request; that of W3C wins.
+    /// Reads a request's headers; the W3C header takes precedence.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         header(TRACEPARENT)
             .and_then(Self::from_traceparent)
@@ -56,7 +56,7 @@ impl Trace {
         is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled })
     }
 
-    /// The trace of the current task, for outgoing requests.
+    /// The current task's trace, for outgoing requests.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Clone::clone).ok()
     }
@@ -69,7 +69,7 @@ impl Trace {
         }
     }
 
-    /// The value of the W3C header.
+    /// W3C header value.
     pub fn traceparent(&self) -> String {
         format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled))
     }
@@ -80,7 +80,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether `text` is `digits` lower-case hexadecimal digits, not all of them zero.
+/// Whether `text` consists of `digits` lower-case hexadecimal digits, not all zero.
 fn is_id(text: &str, digits: usize) -> bool {
     is_hex(text, digits) && text.bytes().any(|byte| byte != b'0')
 }

@@ -1,5 +1,5 @@
-//! The token ids of BERT's tokenizers for words in ASCII, without the work of the `tokenizers` crate to record where each
-//! character of a word comes from.
+//! Token ids for ASCII words in BERT tokenizers, without the `tokenizers` crate's work to record each
+//! character's origin.
 
 use aho_corasick::AhoCorasick;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
@@ -26,7 +26,7 @@ pub(super) struct BertWords {
 const SPACES: [u8; 4] = *b" \t\n\r";
 
 impl BertWords {
-    /// `None` for tokenizers of another kind, and for those with added tokens that are found in normalized text.
+    /// `None` for other tokenizers, and if added tokens are matched in normalized text.
     pub(super) fn of(raw: &RawTokenizer) -> Option<Self> {
         let Some(NormalizerWrapper::BertNormalizer(normalizer)) = raw.get_normalizer() else { return None };
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = raw.get_pre_tokenizer() else { return None };
@@ -39,8 +39,8 @@ impl BertWords {
         Some(Self { added_tokens, clean_text: normalizer.clean_text, lowercase: normalizer.lowercase })
     }
 
-    /// The token ids of a text, without special tokens. `others` appends those of a part of the text with other words
-    /// than those in ASCII. `None` for a text with added tokens.
+    /// A text's token ids, without special tokens. `others` appends ids for text parts with non-ASCII words. `None` for
+    /// a text with added tokens.
     pub(super) fn ids<E>(
         &self,
         pieces: &WordPieces,
@@ -51,7 +51,7 @@ impl BertWords {
             return Ok(None);
         }
         let (mut ids, mut word) = (Vec::with_capacity(text.len() / 4), pieces.word());
-        // The words in front that are left to the crate, and the start of the next word.
+        // The pending words that are left to the crate, and the next word's start.
         let (mut left, mut start) = (0..0, 0);
         for bytes in text.as_bytes().split(|byte| SPACES.contains(byte)) {
             let end = start + bytes.len();

@@ -1,4 +1,4 @@
-//! Byte-pair encoding (BPE) as in SentencePiece: pairs of pieces are merged in the order of their ranks.
+//! Byte-pair encoding (BPE) as in SentencePiece: pairs are merged in rank order.
 
 use std::{
     cmp::Reverse,
@@ -11,20 +11,20 @@ use tokenizers::Token;
 
 use super::trie::{PieceTrie, number, take};
 
-/// A BPE model on top of a [`PieceTrie`]. The crate's hash maps of 128,000 pieces and their merges take 40 MB; this takes
-/// only the bytes of its file. The ids are those of the crate.
+/// A BPE model on top of a [`PieceTrie`]. The crate's hash maps take 40 MB for 128,000 pieces and their merges; this
+/// takes only its file's bytes. Both return equal ids.
 pub(super) struct BytePairs {
     pieces: PieceTrie,
-    /// The number of pieces; several may have the same id.
+    /// Piece count; several pieces may have the same id.
     size: usize,
     unknown: u32,
     /// Whether consecutive unknown characters are one token.
     fuses_unknown: bool,
-    /// Sorted by the ids of the pair. Each has four little-endian 32-bit integers: both ids, the rank, the merged id.
+    /// Sorted by pair ids. Each has four little-endian 32-bit integers: both ids, the rank, the merged id.
     merges: Bytes,
 }
 
-/// A part of a word, in a linked list.
+/// Part of a word, in a linked list.
 struct Symbol {
     id: u32,
     /// Its bytes; 0 once it has been merged into the previous symbol.
@@ -33,14 +33,14 @@ struct Symbol {
     after: Option<usize>,
 }
 
-/// The magic number of a file; the last byte is the version.
+/// Magic number in the file; the last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"bpairs\0\x01";
-/// The bytes of a merge.
+/// Bytes per merge.
 const MERGE: usize = 16;
 
 impl BytePairs {
-    /// The file of the model in a `tokenizer.json`; `None` for other kinds of BPE: with byte fallback, with prefixes or
-    /// suffixes of pieces within words, with dropout, or without an unknown piece.
+    /// Compiles the model in a `tokenizer.json`; `None` for unsupported BPE options: byte fallback, prefixes or
+    /// suffixes for pieces within words, dropout, or no unknown piece.
     pub(super) fn file_of(model: &Value) -> Option<Vec<u8>> {
         let is_unset = |key: &str| match model.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => true,
@@ -91,7 +91,7 @@ impl BytePairs {
         Some(file)
     }
 
-    /// Reads the output of [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
+    /// Reads the output from [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, size, merges] = [next()?, next()?, next()?, next()?];
@@ -114,7 +114,7 @@ impl BytePairs {
         self.size
     }
 
-    /// The pieces of a word after all merges.
+    /// A word's pieces after all merges.
     pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
         let mut start = 0;
         let token = |Symbol { id, length, .. }: Symbol| {
@@ -149,7 +149,7 @@ impl BytePairs {
 
     /// Merges the pair with the lowest rank, the first of equals, until no pair can be merged.
     fn merged(&self, mut symbols: Vec<Symbol>) -> Vec<Symbol> {
-        // The merge of the symbol at `place` and the next, ordered by rank.
+        // Merges the symbol at `place` and the next, ordered by rank.
         let merge = |symbols: &[Symbol], place: usize| {
             let left = symbols.get(place)?;
             let [rank, id] = self.merge(left.id, symbols.get(left.after?)?.id)?;
@@ -159,7 +159,7 @@ impl BytePairs {
             (0..symbols.len()).filter_map(|place| merge(&symbols, place)).collect();
         while let Some(Reverse((_, place, id))) = queue.pop() {
             let Some(after) = symbols[place].after.filter(|_| symbols[place].length > 0) else { continue };
-            // A symbol of the pair may have changed since.
+            // A symbol in the pair may have changed since.
             if self.merge(symbols[place].id, symbols[after].id).is_none_or(|[_, now]| now != id) {
                 continue;
             }
@@ -176,7 +176,7 @@ impl BytePairs {
         symbols
     }
 
-    /// The rank of a pair, and the merged id.
+    /// A pair's rank and merged id.
     fn merge(&self, left: u32, right: u32) -> Option<[u32; 2]> {
         let (merges, _) = self.merges.as_chunks::<MERGE>();
         let field = |merge: &[u8; MERGE], field: usize| {
@@ -188,7 +188,7 @@ impl BytePairs {
     }
 }
 
-/// The ranks and the merged ids of pairs, by their ids. The last of equal pairs counts, as in the crate.
+/// Ranks and merged ids by pair ids. As in the crate, the last of equal pairs counts.
 fn merges(list: &Value, ids: &BTreeMap<&str, u32>) -> Option<BTreeMap<[u32; 2], [u32; 2]>> {
     let merge = |(rank, pair): (u32, &Value)| {
         let (left, right) = match pair {
@@ -208,7 +208,7 @@ mod tests {
 
     use crate::tokenizer::{Tokenizer, byte_pairs::BytePairs};
 
-    /// A `tokenizer.json` with merges of the pieces at these indexes.
+    /// A `tokenizer.json` with merges for the pieces at these indexes.
     fn file(pairs: &[(usize, usize)], fuse_unk: bool, shares_unknown: bool) -> Vec<u8> {
         let mut pieces: Vec<String> = ["<unk>", "a", "b", "c"].map(str::to_owned).into();
         let mut merges = Vec::new();

@@ -1,4 +1,4 @@
-//! The token ids of OpenAI's embedding models. Some of their clients send ids instead of texts.
+//! Decodes token ids for OpenAI's embedding models. Some of their clients send ids instead of texts.
 
 use std::{io::Read, sync::LazyLock};
 
@@ -6,9 +6,9 @@ use flate2::read::ZlibDecoder;
 
 use crate::error::{Error, Result};
 
-/// The lengths of all tokens, a byte each, then their bytes; compressed by `tests/fixtures/make_cl100k.py`.
+/// All token lengths, a byte each, then their bytes; compressed by `tests/fixtures/make_cl100k.py`.
 const COMPRESSED: &[u8] = include_bytes!("cl100k.bin");
-/// The number of tokens without special ones, which have the ids after them.
+/// Token count without special tokens, whose ids follow.
 const COUNT: usize = 100_256;
 
 /// The tokens, decompressed when they are first used.
@@ -40,10 +40,10 @@ impl Tokens {
     }
 }
 
-/// The text of ids of `cl100k_base`. Characters that are cut at either end are replaced.
+/// Decodes `cl100k_base` ids to text. Characters that are cut at either end are replaced.
 ///
 /// # Errors
-/// If an id is not that of a token, or that of a special one.
+/// If an id is unknown or belongs to a special token.
 pub fn decode(ids: &[u32]) -> Result<String> {
     let tokens =
         TOKENS.as_ref().ok_or_else(|| Error::model("cannot decompress the tokens of `cl100k_base`"))?;

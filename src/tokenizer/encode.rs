@@ -11,7 +11,7 @@ use tokenizers::{
 use super::{Tokenizer, cannot_tokenize};
 use crate::error::{Error, Result};
 
-/// The end of a text that is cut off.
+/// The text end that is cut off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -24,14 +24,14 @@ pub enum Side {
     Right,
 }
 
-/// Applied to inputs of more tokens than the model takes. Special tokens are kept.
+/// Applied to inputs above the model's token limit. Special tokens are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
     /// Refuses them.
     Off,
-    /// Truncates at this side; of a pair the longer text, then both.
+    /// Truncates at this side; in a pair the longer text, then both.
     At(Side),
-    /// Truncates only the first text of a pair, at its end.
+    /// Truncates only a pair's first text, at its end.
     OnlyFirst,
 }
 
@@ -55,16 +55,16 @@ impl From<Side> for TruncationDirection {
     }
 }
 
-/// A text, or a pair of texts, as token ids.
+/// A text or text pair as token ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoding {
     /// The token ids, special tokens included.
     pub ids: Vec<u32>,
-    /// For each token the index of its text in a pair; in windows of words the number of the word that begins there.
+    /// Per token, the index of its text in a pair. In word windows, the number of the word that begins there.
     pub type_ids: Vec<u32>,
-    /// The number of tokens before truncation, if there was any; a lower bound for very long texts.
+    /// Token count before truncation, if there was any; a lower bound for very long texts.
     pub truncated_from: Option<usize>,
-    /// The number of tokens at the end that no other token attends to.
+    /// Trailing tokens that no other token attends to.
     pub unattended: usize,
 }
 
@@ -103,7 +103,7 @@ impl Encoding {
         self.type_ids.truncate(last + 1);
     }
 
-    /// The number of tokens.
+    /// Token count.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
@@ -121,12 +121,12 @@ impl Tokenizer {
         Encoding::within(self.ids(text)?, &self.around, limit, truncation, "text")
     }
 
-    /// Encodes a pair of texts, special tokens included, into at most `limit` tokens. An empty second text keeps its
-    /// separator.
+    /// Encodes a text pair, special tokens included, into at most `limit` tokens. An empty second text
+    /// keeps its separator.
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
         let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
-        // As the crate does; most post-processors set types of their own.
+        // As the crate does; most post-processors set their own types.
         second.set_type_ids(vec![1; second.len()]);
         let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;
@@ -168,9 +168,9 @@ impl Tokenizer {
         Encoding::within(between, &around, limit, truncation, "pair of texts")
     }
 
-    /// Encodes a text that consists of parts, special tokens included, into at most `limit` tokens, which it must not
-    /// exceed. `ends` are the ends of the parts in bytes. A token that is in two parts is one of the second; special
-    /// tokens are in the first and in the last part.
+    /// Encodes a text with several parts, special tokens included; fails if it exceeds `limit` tokens. `ends` are
+    /// the parts' ends in bytes. A token across two parts belongs to the second; special tokens belong to the
+    /// first and the last part.
     pub fn encode_parts(
         &self,
         text: &str,
@@ -220,14 +220,14 @@ impl Tokenizer {
         &self.around
     }
 
-    /// Takes token ids of a client, without adding special tokens.
+    /// Accepts a client's token ids, without adding special tokens.
     pub fn accept(&self, ids: Vec<u32>, limit: usize, truncation: Truncation) -> Result<Encoding> {
         self.check_ids(&ids)?;
         Encoding::within(ids, &Default::default(), limit, truncation, "input")
     }
 
-    /// Whether a text has more than `max` tokens, without the memory of all of them: encodes it in pieces, with an
-    /// allowance for tokens that are cut in two.
+    /// Whether a text has more than `max` tokens. Encodes it in pieces to save memory, with an allowance for
+    /// tokens that are cut in two.
     pub fn exceeds(&self, text: &str, max: usize) -> Result<bool> {
         const PIECE_BYTES: usize = 64 * 1024;
         const ALLOWANCE: usize = 64;
@@ -240,7 +240,7 @@ impl Tokenizer {
         Ok(found > max)
     }
 
-    /// The part of a text that its encoding covers, for models with a tokenizer of their own.
+    /// The text part that its encoding covers, for models with a built-in tokenizer.
     pub fn truncated_text(
         &self,
         text: String,
@@ -264,14 +264,14 @@ impl Tokenizer {
     }
 }
 
-/// The maximum number of bytes of a text's first or last `limit` tokens.
+/// Maximum bytes in a text's first or last `limit` tokens.
 pub fn reach(limit: usize) -> usize {
-    /// The tokens of all known vocabularies are much shorter, white space before them included.
+    /// Tokens in all known vocabularies are much shorter, white space before them included.
     const MAX_TOKEN_BYTES: usize = 1024;
     limit.saturating_mul(MAX_TOKEN_BYTES)
 }
 
-/// The part of a text that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
+/// The text part that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
 /// be cut off or refused.
 pub(super) fn within_reach(text: &str, limit: usize, truncation: Truncation) -> Result<&str> {
     let reach = reach(limit);

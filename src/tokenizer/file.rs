@@ -21,7 +21,7 @@ use tokenizers::{
 use super::{patterns, vocabulary::Vocabulary};
 use crate::error::{Error, Result};
 
-/// The tokenizer of the crate, with one of our models or its own.
+/// The crate's tokenizer, with one of our models or its own.
 pub(super) type RawTokenizer =
     TokenizerImpl<Vocabulary, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
@@ -42,7 +42,7 @@ struct File<M> {
     model: M,
 }
 
-/// The supported version of the file format.
+/// Supported file format version.
 const VERSION: &str = "1.0";
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ fn normalizer<'de, D: Deserializer<'de>>(
     NormalizerWrapper::deserialize(settings).map(Some).map_err(D::Error::custom)
 }
 
-/// A part of a tokenizer whose regular expressions are those of Oniguruma.
+/// Reads a tokenizer part whose regular expressions follow Oniguruma.
 fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> std::result::Result<Option<T>, D::Error> {
@@ -108,12 +108,12 @@ fn has_complete_maps(settings: &Value) -> bool {
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
     match parse::<TypedModel>(json) {
         Ok(file) => file.assemble(|model| Vocabulary::Standard(model.0)),
-        // In files of older versions of the crate the type is not first, or missing.
+        // In files from older crate versions the type is not first, or missing.
         Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Standard),
     }
 }
 
-/// Reads the output of [`compile`].
+/// Reads the output from [`compile`].
 pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     let damaged =
         || Error::model("expected a compiled tokenizer, but found something else; build the bundle again");
@@ -124,8 +124,8 @@ pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     parse::<IgnoredAny>(&json)?.assemble(|_| vocabulary)
 }
 
-/// Compiles a `tokenizer.json`: the length of the JSON without the model, that JSON, the model. `None` for unsupported
-/// models.
+/// Compiles a `tokenizer.json` to: the length of the JSON without the model, that JSON, the model. `None`
+/// for unsupported models.
 pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
@@ -145,7 +145,7 @@ fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
     Ok(file)
 }
 
-/// Calls the crate, which panics if the parts of a tokenizer do not match.
+/// Calls the crate, which panics if a tokenizer's parts do not match.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable("its parts do not match")))
 }

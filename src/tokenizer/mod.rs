@@ -38,19 +38,19 @@ use crate::{
 /// pads every text to 128 tokens.
 #[derive(Debug)]
 pub struct Tokenizer {
-    /// Without its post-processor: applied twice, as that of the crate would be, it trims the spans of tokens twice.
+    /// Without its post-processor: the crate would apply it a second time and so trim token spans twice.
     raw: RawTokenizer,
     post_processor: Option<PostProcessorWrapper>,
     /// The special tokens before and after a single text.
     around: [Vec<u32>; 2],
-    /// `None` for tokenizers of other models than BERT.
+    /// `None` for models other than BERT.
     bert: Option<BertWords>,
     padding_id: u32,
 }
 
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
-/// A token of a text.
+/// A text token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The id in the vocabulary.
@@ -71,18 +71,18 @@ impl Tokenizer {
         Self::from_json(&bytes)
     }
 
-    /// Reads the contents of a `tokenizer.json`.
+    /// Reads a `tokenizer.json`.
     pub fn from_json(json: &[u8]) -> Result<Self> {
         Self::new(file::read(json)?)
     }
 
-    /// Reads the output of [`compile`](Self::compile).
+    /// Reads the output from [`compile`](Self::compile).
     pub fn from_compiled(compiled: impl Into<Bytes>) -> Result<Self> {
         Self::new(file::read_compiled(compiled.into())?)
     }
 
     /// Converts a `tokenizer.json` to a form that loads some 20 times as fast if its vocabulary is large. Supports
-    /// WordPiece models, Unigram models and BPE models of SentencePiece; `None` for all others.
+    /// WordPiece, Unigram and SentencePiece BPE models; `None` for all others.
     pub fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
         file::compile(json)
     }
@@ -114,7 +114,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of special tokens around a single text.
+    /// Count of special tokens around a single text.
     fn special_count(&self) -> usize {
         self.around.iter().map(Vec::len).sum()
     }
@@ -125,7 +125,7 @@ impl Tokenizer {
         result.unwrap_or_else(|_| Err("the tokenizer panicked".into()))
     }
 
-    /// The token ids of a text, without special tokens.
+    /// A text's token ids, without special tokens.
     pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
         let raw_ids = |text: &str| self.call(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenize);
         if let (Some(bert), Vocabulary::WordPieces(pieces)) = (&self.bert, self.raw.get_model())
@@ -137,7 +137,7 @@ impl Tokenizer {
         Ok(raw_ids(text)?.get_ids().to_vec())
     }
 
-    /// The encoding of a text, without spans and special tokens.
+    /// Encodes a text without spans and special tokens.
     fn encode_raw(&self, text: &str) -> Result<RawEncoding> {
         self.ids(text).map(encoding)
     }
@@ -146,7 +146,7 @@ impl Tokenizer {
         self.post_process(first, second, true)
     }
 
-    /// Trims the spans of tokens, and adds special tokens if `with_special_tokens`.
+    /// Trims token spans, and adds special tokens if `with_special_tokens`.
     fn post_process(
         &self,
         first: RawEncoding,
@@ -169,17 +169,17 @@ impl Tokenizer {
         self.padding_id
     }
 
-    /// The id of a token.
+    /// Looks up a token's id.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.raw.token_to_id(token)
     }
 
-    /// The number of ids, those of added tokens included.
+    /// Vocabulary size, added tokens included.
     pub fn vocabulary_size(&self) -> usize {
         self.raw.get_vocab_size(true)
     }
 
-    /// The tokens with this id or a higher one, by id, those of added tokens included.
+    /// Tokens with this id or a higher one, by id, added tokens included.
     pub fn tokens_from(&self, id: u32) -> Vec<(u32, String)> {
         let all = self.raw.get_vocab(true).into_iter().map(|(token, id)| (id, token));
         let mut found: Vec<_> = all.filter(|(found, _)| *found >= id).collect();
@@ -195,7 +195,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text.
+    /// Tokenizes a text.
     pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
         let encoding = self.post_process(self.encode_with_spans(text)?, None, with_special_tokens)?;
         let parts = encoding.get_ids().iter().zip(encoding.get_tokens()).zip(encoding.get_offsets());
@@ -215,7 +215,7 @@ impl Tokenizer {
         self.raw.id_to_token(id)
     }
 
-    /// The text of token ids.
+    /// Decodes token ids to text.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         self.check_ids(ids)?;
         self.call(|raw| raw.decode(ids, skip_special_tokens))
@@ -223,7 +223,7 @@ impl Tokenizer {
     }
 }
 
-/// The encoding of token ids, without spans.
+/// Wraps token ids as an encoding without spans.
 fn encoding(ids: Vec<u32>) -> RawEncoding {
     let (count, none) = (ids.len(), Default::default());
     let (zeros, ones) = (vec![0; count], vec![1; count]);
@@ -303,7 +303,7 @@ mod tests {
     fn a_trie_that_begins_with_a_leaf_is_refused() {
         let mut compiled = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         let number = |at: usize| u64::from_le_bytes(compiled[at..at + 8].try_into().unwrap()) as usize;
-        // Magic, five numbers, and for each piece its score and its end; then the text and the trie. The settings
+        // Magic, five numbers, then each piece's score and end; then the text and the trie. The settings
         // come before all of it.
         let begin = compiled.windows(8).position(|window| window == b"pieces\0\x01").unwrap();
         let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);

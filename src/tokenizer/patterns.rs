@@ -1,13 +1,13 @@
-//! Regular expressions of tokenizers, which `transformers` matches with Oniguruma, as expressions of `fancy-regex`.
+//! Translates tokenizers' regular expressions, which `transformers` matches with Oniguruma, to `fancy-regex`.
 //!
-//! Both know most of the syntax, but not the same classes of characters: in Oniguruma, `[[:alpha:]]` has the letters of all
-//! scripts, `\w` has `²`, and `\h` is a hexadecimal digit. Syntax whose meaning is not known to be the same is refused.
+//! Both support most of the syntax, but their character classes differ: in Oniguruma, `[[:alpha:]]` has the letters in
+//! all scripts, `\w` has `²`, and `\h` is a hexadecimal digit. Syntax that may differ in meaning is refused.
 
 use std::{iter::Peekable, str::Chars};
 
 /// Letters, marks, digits, and `_` and its like: `[[:word:]]`.
 const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}";
-/// The characters of `\w` outside of brackets that [`WORD`] lacks.
+/// Characters in `\w` outside brackets that [`WORD`] lacks.
 const NUMBERS: &str = "²³¹¼½¾";
 const HEXADECIMAL: &str = "0-9a-fA-F";
 /// Letters that match one character without regard to case.
@@ -38,11 +38,11 @@ fn has_letters_beyond_ascii(pattern: &str) -> bool {
 struct Translator<'a> {
     rest: Peekable<Chars<'a>>,
     output: String,
-    /// Whether a part of the expression ignores the case of letters.
+    /// Whether a part of the expression ignores case.
     ignores_case: bool,
 }
 
-/// The name of what is not supported.
+/// The error names the unsupported syntax.
 type Outcome<T> = Result<T, String>;
 
 impl Translator<'_> {
@@ -53,7 +53,7 @@ impl Translator<'_> {
                 '[' => self.class()?,
                 '(' if self.rest.peek() == Some(&'?') => self.group()?,
                 '(' if self.rest.peek() == Some(&'*') => return Err("`(*`".to_owned()),
-                // At the beginning of a line, but not behind the last one.
+                // At a line start, except after the last line break.
                 '^' => self.output.push_str(r"(?:\A|(?<=\n)(?!\z))"),
                 '$' => self.output.push_str("(?m:$)"),
                 '{' => self.repetition()?,
@@ -63,7 +63,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The part of a group behind its parenthesis.
+    /// Translates the rest of a group after its parenthesis.
     fn group(&mut self) -> Outcome<()> {
         let is_first = self.output.is_empty();
         let mut kind = String::new();
@@ -86,7 +86,7 @@ impl Translator<'_> {
                 name.starts_with(|first: char| first.is_ascii_alphabetic())
                     && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             }
-            // The scope of flags without a group differs unless it is the whole expression.
+            // Flags without a group have another scope, unless they apply to the whole expression.
             _ => {
                 !flags.is_empty()
                     && flags.bytes().all(|flag| b"im-".contains(&flag))
@@ -105,7 +105,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The part of a repetition behind its brace, or a brace.
+    /// Translates the rest of a repetition after its brace, or a literal brace.
     fn repetition(&mut self) -> Outcome<()> {
         let ahead: String = self.rest.clone().take_while(|next| *next != '}').collect();
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -130,7 +130,7 @@ impl Translator<'_> {
         }
     }
 
-    /// The part of a class behind its bracket.
+    /// Translates the rest of a class after its bracket.
     fn class(&mut self) -> Outcome<()> {
         self.output.push('[');
         if self.rest.next_if_eq(&'^').is_some() {
@@ -184,7 +184,7 @@ impl Translator<'_> {
         self.output.push(character);
     }
 
-    /// The part of `[:alpha:]` behind its bracket.
+    /// Translates the rest of `[:alpha:]` after its bracket.
     fn posix(&mut self) -> Outcome<()> {
         let name: String = self.rest.by_ref().skip(1).take_while(|next| *next != ':').collect();
         if self.rest.next() != Some(']') {
@@ -200,7 +200,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Items of a class, alone or inside of a class.
+    /// Class items, alone or inside a class.
     fn items(&mut self, items: &str, is_negated: bool, in_class: bool) {
         match (is_negated, in_class) {
             (false, true) => self.output.push_str(items),
@@ -209,7 +209,7 @@ impl Translator<'_> {
         }
     }
 
-    /// The part of an escape behind its backslash. Whether it is a character.
+    /// Translates the rest of an escape after its backslash. Returns whether it is a character.
     fn escape(&mut self, in_class: bool) -> Outcome<bool> {
         let next = self.rest.next().ok_or("a backslash at the end")?;
         let word = || format!("{WORD}{NUMBERS}");
@@ -265,7 +265,7 @@ impl Translator<'_> {
         if is_byte { Err(format!("`\\x{digits}`")) } else { Ok(code) }
     }
 
-    /// The part of `\p{L}` behind its letter.
+    /// Translates the rest of `\p{L}` after its letter.
     fn property(&mut self, is_negated: bool, in_class: bool) -> Outcome<()> {
         if self.rest.next() != Some('{') {
             return Err("`\\p` without braces".to_owned());
@@ -291,7 +291,7 @@ impl Translator<'_> {
     }
 }
 
-/// The items of a class that POSIX names.
+/// Items in a POSIX class.
 fn named(name: &str) -> Option<&'static str> {
     Some(match name {
         "alnum" => r"\p{Alphabetic}\p{Nd}",

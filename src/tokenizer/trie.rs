@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary as a trie that is searched in its file's bytes.
+//! Vocabulary tokens as a trie that is searched in the file's bytes.
 
 use bytes::{Buf, Bytes};
 use yada::{DoubleArray, builder::DoubleArrayBuilder};
@@ -7,20 +7,20 @@ use yada::{DoubleArray, builder::DoubleArrayBuilder};
 /// than reading its bytes.
 pub(super) struct PieceTrie {
     count: usize,
-    /// The end of each piece in `text`, as little-endian 32-bit integers.
+    /// Each piece's end in `text`, as little-endian 32-bit integers.
     ends: Bytes,
     /// All pieces, concatenated.
     text: Bytes,
-    /// The id of a piece by its bytes.
+    /// Maps piece bytes to ids.
     trie: DoubleArray<Bytes>,
 }
 
-/// The bit that marks a unit of the trie as a leaf.
+/// Bit that marks a trie unit as a leaf.
 const IS_LEAF: u32 = 1 << 31;
 
 impl PieceTrie {
     /// Appends pieces to a file: `by_id`, and sorted `keys` with their ids. `None` for pieces that a trie cannot have:
-    /// empty ones, and those with a zero byte.
+    /// empty pieces, or pieces with a zero byte.
     pub(super) fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
         let trie = DoubleArrayBuilder::build(keys).ok()?;
         let mut end = 0_u32;
@@ -33,8 +33,8 @@ impl PieceTrie {
         Some(())
     }
 
-    /// Reads the output of [`write`](Self::write), with `count` pieces and `text_bytes` of text; `None` if it is
-    /// invalid.
+    /// Reads the output from [`write`](Self::write), with `count` pieces and `text_bytes` bytes; `None`
+    /// if it is invalid.
     pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
         let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
         // The crate checks bounds, except when it continues from a leaf, which it only does if the root is one.
@@ -45,14 +45,14 @@ impl PieceTrie {
         Some(Self { count: usize::try_from(count).ok()?, ends, text, trie: DoubleArray::new(file).ok()? })
     }
 
-    /// The number of ids.
+    /// Id count.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The pieces that are prefixes of `text`, the shortest first: their ids and their lengths in bytes.
+    /// Pieces that are prefixes of `text`, the shortest first: ids and lengths in bytes.
     pub(super) fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (u32, usize)> + 'a {
-        // A zero byte leads the crate to unused units, which may be the beginning of other pieces.
+        // A zero byte leads the crate to unused units, which may start other pieces.
         let has_no_zero = |(_, length): &(u32, usize)| !text[..*length].contains(&0);
         let matches = self.trie.common_prefix_search(text).take_while(has_no_zero);
         matches.filter(|(id, _)| (*id as usize) < self.count)
@@ -71,7 +71,7 @@ impl PieceTrie {
     }
 }
 
-/// Takes the next `count` values of `size` bytes from a file, if it has as many.
+/// Takes the next `count` values from a file, `size` bytes each, if it has as many.
 pub(super) fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
     let length = usize::try_from(count).ok()?.checked_mul(size)?;
     (length <= file.len()).then(|| file.split_to(length))

@@ -1,4 +1,4 @@
-//! Unigram models: a word becomes its most likely sequence of pieces.
+//! Unigram models: a word becomes its most likely piece sequence.
 
 use bytes::Bytes;
 use tokenizers::{Result as RawResult, Token, models::unigram::Unigram as RawUnigram};
@@ -7,23 +7,23 @@ use super::trie::{PieceTrie, number, take};
 
 /// A Unigram model on top of a [`PieceTrie`].
 ///
-/// The crate builds a tree of hash maps, which takes a third of a second and some 200 MB for 250,000 pieces. The ids are
-/// those of the crate, ties and unknown characters included.
+/// The crate builds a tree of hash maps, which takes a third of a second and some 200 MB for 250,000 pieces. Both
+/// return equal ids, also for ties and unknown characters.
 pub(super) struct Unigram {
     pieces: PieceTrie,
-    /// The piece for unknown characters, and the score of each.
+    /// The piece for unknown characters, and the score per character.
     unknown: Option<u32>,
     unknown_score: f64,
     byte_fallback: bool,
-    /// The log-probability of each piece, as little-endian 64-bit floats.
+    /// Log-probability per piece, as little-endian 64-bit floats.
     scores: Bytes,
 }
 
-/// The best known spelling of a word's prefix.
+/// The best known spelling for a word prefix.
 #[derive(Clone, Copy, Default)]
 struct Spelling {
     score: f64,
-    /// The start of its last piece; `None` for the empty prefix.
+    /// Last piece's start; `None` for the empty prefix.
     start: Option<usize>,
     is_unknown: bool,
 }
@@ -36,18 +36,18 @@ impl Spelling {
     }
 }
 
-/// The penalty of an unknown character relative to the least likely piece, as in SentencePiece.
+/// An unknown character's penalty relative to the least likely piece, as in SentencePiece.
 const UNKNOWN_PENALTY: f64 = 10.0;
-/// The magic number of a file; the last byte is the version.
+/// Magic number in the file; the last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"pieces\0\x01";
-/// The id of the unknown piece if there is none.
+/// Replaces the unknown piece's id if there is none.
 const NO_ID: u64 = u64::MAX;
 const NO_UNKNOWN: &str = "the tokenizer has no piece for unknown characters";
 
 impl Unigram {
-    /// The file of a model; `None` if it has a piece that a trie cannot have.
+    /// Compiles a model; `None` if it has a piece that a trie cannot have.
     pub(super) fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
-        // The crate has no accessor for the id of the unknown piece.
+        // The crate has no accessor for the unknown piece's id.
         let settings = serde_json::to_value(model).ok()?;
         let unknown = settings.get("unk_id").and_then(serde_json::Value::as_u64).unwrap_or(NO_ID);
         let byte_fallback = u64::from(model.byte_fallback());
@@ -72,7 +72,7 @@ impl Unigram {
         Some(file)
     }
 
-    /// Reads the output of [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
+    /// Reads the output from [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, unknown, byte_fallback] = [next()?, next()?, next()?, next()?];
@@ -145,7 +145,7 @@ impl Unigram {
         Ok(pieces)
     }
 
-    /// The byte pieces of a text that is not a piece, if the model has all of them.
+    /// Byte pieces for a text that is not a piece, if the model has all of them.
     fn bytes_of(&self, text: &str) -> Option<Vec<u32>> {
         let byte = |byte: u8| self.pieces.id_of(&format!("<0x{byte:02X}>"));
         if self.byte_fallback { text.bytes().map(byte).collect() } else { None }

@@ -1,4 +1,4 @@
-//! The models of tokenizers: those of the crate, and those that load quickly if their vocabulary is large.
+//! Tokenizer models: the crate's, and ours, which load quickly if their vocabulary is large.
 
 use std::{
     collections::HashMap,
@@ -21,9 +21,9 @@ use super::{
     word_pieces::{self, WordPieces},
 };
 
-/// The model of a tokenizer, which splits words into pieces.
+/// A tokenizer model, which splits words into pieces.
 pub(super) enum Vocabulary {
-    /// A model of the crate, in hash maps.
+    /// The crate's model, in hash maps.
     Standard(ModelWrapper),
     Unigram(Unigram),
     BytePairs(BytePairs),
@@ -31,7 +31,7 @@ pub(super) enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// The file of a compiled model; `None` for kinds that are not supported. `json` is the model in `tokenizer.json`.
+    /// Compiles a model; `None` for unsupported kinds. `json` is the model in `tokenizer.json`.
     pub(super) fn file_of(model: &ModelWrapper, json: &Value) -> Option<Vec<u8>> {
         match model {
             ModelWrapper::Unigram(model) => Unigram::file_of(model),
@@ -41,7 +41,7 @@ impl Vocabulary {
         }
     }
 
-    /// Reads the output of [`file_of`](Self::file_of); `None` if it is invalid.
+    /// Reads the output from [`file_of`](Self::file_of); `None` if it is invalid.
     pub(super) fn read(mut file: Bytes) -> Option<Self> {
         let magic = take(&mut file, 1, unigram::MAGIC.len())?;
         match magic.first_chunk() {
@@ -52,7 +52,7 @@ impl Vocabulary {
         }
     }
 
-    /// The pieces of a compiled model, or the model of the crate.
+    /// The compiled model's pieces, or the crate's model.
     fn pieces(&self) -> Result<&PieceTrie, &ModelWrapper> {
         match self {
             Self::Standard(model) => Err(model),

@@ -1,4 +1,4 @@
-//! Texts in windows of as many tokens as a model reads, with the place of each token in the text.
+//! Splits texts into windows that fit a model, with each token's place in the text.
 
 use std::collections::BTreeSet;
 
@@ -13,31 +13,31 @@ use crate::error::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];
 
-/// A part of a text that a model reads at once.
+/// A text part that a model reads at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Its tokens, special tokens included.
     pub encoding: Encoding,
-    /// The start and the end of each token in the text, in characters, or those of each word; `None` for special tokens.
+    /// Token or word spans in the text, in characters; `None` for special tokens.
     pub spans: Vec<Option<(usize, usize)>>,
 }
 
 /// How a text becomes windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowOptions {
-    /// The number of tokens, or words, that a window shares with the one before; without one, a text is one window.
+    /// Tokens or words that a window shares with the one before; `None` puts a text into one window.
     pub stride: Option<usize>,
-    /// Applied to texts of too many tokens, without a stride.
+    /// Applied to texts above the token limit, without a stride.
     pub truncation: Truncation,
-    /// The maximum number of windows.
+    /// Maximum windows.
     pub max_windows: usize,
-    /// Whether windows begin at words, as in [`word_bounds`], and then share more than the stride. Those of
+    /// Whether windows begin at words, as in [`word_bounds`], and then share more than the stride. Windows in
     /// `transformers` begin anywhere.
     pub begin_at_words: bool,
 }
 
-/// The places between the words of a text, its start and its end included, in bytes: those between words and between
-/// characters as users perceive them, by Unicode's rules. White space and punctuation marks count as words.
+/// Byte offsets of word boundaries in a text, its start and its end included. They follow Unicode's rules for words and
+/// never split a grapheme cluster. White space and punctuation marks count as words.
 pub fn word_bounds(text: &str) -> BTreeSet<usize> {
     let characters: BTreeSet<usize> = text.grapheme_indices(true).map(|(start, _)| start).collect();
     let words = text.split_word_bound_indices().map(|(start, _)| start);
@@ -45,7 +45,7 @@ pub fn word_bounds(text: &str) -> BTreeSet<usize> {
 }
 
 impl Tokenizer {
-    /// Encodes a text into windows of at most `limit` tokens, special tokens included.
+    /// Encodes a text into windows with at most `limit` tokens, special tokens included.
     pub fn windows(&self, text: &str, limit: usize, options: WindowOptions) -> Result<Vec<Window>> {
         let WindowOptions { stride, truncation, .. } = options;
         let room = limit.saturating_sub(self.special_count());
@@ -53,7 +53,7 @@ impl Tokenizer {
             return self.overlapping_windows(text, room, stride, options);
         }
         let read = within_reach(text, limit, truncation)?;
-        // The text in front of what is read.
+        // Characters before the part that is read.
         let skipped = match truncation {
             Truncation::At(Side::Left) => text[..text.len() - read.len()].chars().count(),
             _ => 0,
@@ -120,7 +120,7 @@ impl Tokenizer {
         std::iter::once(first).chain(others).map(|part| self.window(part, None, 0)).collect()
     }
 
-    /// A window of tokens without special tokens, with spans `skipped` characters later.
+    /// A token window without special tokens, with spans `skipped` characters later.
     fn window(&self, part: RawEncoding, truncated_from: Option<usize>, skipped: usize) -> Result<Window> {
         let whole = self.add_special_tokens(part, None)?;
         let marks = whole.get_special_tokens_mask().iter();
@@ -145,12 +145,12 @@ impl Tokenizer {
         }
     }
 
-    /// The token of unknown words or characters.
+    /// Token for unknown words or characters.
     pub fn unknown_id(&self) -> Option<u32> {
         UNKNOWN_TOKENS.iter().find_map(|token| self.raw.token_to_id(token))
     }
 
-    /// The text of tokens of the vocabulary.
+    /// Joins vocabulary tokens to a text.
     pub fn join(&self, tokens: Vec<String>) -> Result<String> {
         let joined = self.call(|raw| match raw.get_decoder() {
             Some(decoder) => decoder.decode(tokens),
@@ -160,8 +160,8 @@ impl Tokenizer {
     }
 }
 
-/// The first tokens of windows of `room` tokens that share at least `stride` and begin at words. A word of more tokens
-/// than a window has is cut.
+/// First tokens of windows with `room` tokens that share at least `stride` and begin at words. A word that
+/// exceeds a window is cut.
 fn window_starts(text: &str, encoding: &RawEncoding, [room, stride]: [usize; 2]) -> Vec<usize> {
     let bounds = word_bounds(text);
     let characters: Vec<usize> = text.char_indices().map(|(byte, _)| byte).collect();

@@ -1,4 +1,4 @@
-//! Texts in windows of words, for models that read the first token of each word.
+//! Texts in word windows, for models that read each word's first token.
 
 use std::{collections::VecDeque, sync::LazyLock};
 
@@ -7,38 +7,38 @@ use regex::Regex;
 use super::{Encoding, Side, Tokenizer, Truncation, Window, WindowOptions, reach};
 use crate::error::{Error, Result};
 
-/// Words of letters and digits, which hyphens may join, and all other characters one by one, as in the package `gliner`.
+/// Matches words of letters and digits, which hyphens may join, and all other characters one by one, as in
+/// the `gliner` package.
 ///
-/// Unlike those of the crate, the word characters of Python have no combining marks, and four control characters are
-/// white space.
+/// Unlike the crate's, Python's `\w` excludes combining marks, and its `\s` includes four control characters.
 #[expect(clippy::expect_used, reason = "the pattern is fixed")]
 static WORDS: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"[\p{L}\p{N}_]+(?:-[\p{L}\p{N}_]+)*|[^\s\x1c-\x1f]").expect("the pattern is valid")
 });
 
-/// The tokens in front of each text, and the number of words that a model reads.
+/// The tokens in front of each text, and the model's word limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WordPrompt {
     /// The token ids between the first special token and the text.
     pub ids: Vec<u32>,
-    /// The maximum number of words of a text or a window.
+    /// Maximum words per text or window.
     pub max_words: usize,
 }
 
-/// A word of a text.
+/// A word in a text.
 struct Word<'a> {
     text: &'a str,
     /// Its start and end in the text, in characters.
     span: (usize, usize),
 }
 
-/// The tokens of a word.
+/// A word's tokens.
 struct WordTokens {
     ids: Vec<u32>,
     span: (usize, usize),
 }
 
-/// The words of a text.
+/// Splits a text into words.
 fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
     let (mut byte, mut character) = (0, 0);
     WORDS.find_iter(text).map(move |found| {
@@ -50,11 +50,11 @@ fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
 }
 
 impl Tokenizer {
-    /// Encodes the words of a text one by one, after a prompt, into windows of at most `limit` tokens, special tokens
+    /// Encodes a text's words one by one, after a prompt, into windows with at most `limit` tokens, special tokens
     /// included. With a stride, windows share that many words.
     ///
-    /// The first token of each word has as its type the number of the word in the window, from 1 on; all other tokens
-    /// have the type 0. The places are those of words. A text without words has no windows.
+    /// Each word's first token has as its type the word's number in the window, from 1 on; all other tokens have the
+    /// type 0. Spans refer to words. A text without words has no windows.
     pub fn word_windows(
         &self,
         text: &str,
@@ -112,8 +112,8 @@ impl Tokenizer {
         Ok(windows.into_iter().map(|words| window(words, [before, ids, after], truncated_from)).collect())
     }
 
-    /// The tokens of words, without words that have none, as far as they fit into `windows` windows of `max_words` words
-    /// and `room` tokens, and whether all of them do.
+    /// Word tokens, without words that have none, as far as they fit into `windows` windows with `max_words` words and
+    /// `room` tokens each, and whether all of them fit.
     fn read_words<'a>(
         &self,
         words: impl Iterator<Item = Word<'a>>,
@@ -152,7 +152,7 @@ impl Tokenizer {
     }
 }
 
-/// The last `max` words of a text.
+/// A text's last `max` words.
 fn last_words(text: &str, max: usize) -> VecDeque<Word<'_>> {
     let mut last = VecDeque::new();
     for word in words(text) {
@@ -164,7 +164,7 @@ fn last_words(text: &str, max: usize) -> VecDeque<Word<'_>> {
     last
 }
 
-/// Windows of as many words as possible, which share `stride` words.
+/// Windows with as many words as possible, which share `stride` words.
 fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usize) -> Vec<&[WordTokens]> {
     let (mut windows, mut start, mut end) = (Vec::new(), 0, 0);
     while end < words.len() {
@@ -175,13 +175,13 @@ fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usiz
         };
         end = start + words[start..].iter().take(max_words).take_while(fits).count();
         windows.push(&words[start..end]);
-        // Words of many tokens may leave no room for the stride.
+        // Words with many tokens may leave no room for the stride.
         start = end.saturating_sub(stride).max(start + 1);
     }
     windows
 }
 
-/// The window of words behind a prompt.
+/// The word window after a prompt.
 fn window(
     words: &[WordTokens],
     [before, prompt, after]: [&[u32]; 3],

@@ -1,8 +1,9 @@
-//! Kivu's own engine for encoders in int8.
+//! Kivu's own engine for int8 encoders.
 //!
-//! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded to another
-//! 8-bit integer changes all later layers, so the results of both agree as well as int8 agrees with fp32. A text has the
-//! same bits whatever other texts are in its request, whatever the number of threads, and on every processor.
+//! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded
+//! to another 8-bit integer changes all later layers, so both engines' results agree as well as int8 agrees
+//! with fp32. A text's output has the same bits whatever other texts are in the request, for any thread count,
+//! and on every processor.
 
 mod graph;
 pub(super) mod model;
@@ -27,10 +28,10 @@ pub use self::{
 use super::{Backend, Deadline, Schedule, Signature};
 use crate::{error::Result, telemetry, tensor::Tensor};
 
-/// Calls of fewer tokens are combined, which lets their texts share the weights.
+/// Calls with fewer tokens are combined, so that their texts share weight reads.
 const MIN_CALL_TOKENS: usize = 96;
 
-/// The names of the instructions that the engine uses on this processor.
+/// Names of the instructions that the engine uses on this processor.
 pub fn instructions() -> String {
     InstructionSet::detected().to_string()
 }
@@ -67,7 +68,7 @@ impl Backend for NativeBackend {
         Some(self.model().text_bytes(tokens, self.threads))
     }
 
-    /// Runs the texts of all batches together.
+    /// Runs all batches' texts together.
     async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
         let model = self.model();
         let mut texts = Vec::new();

@@ -26,10 +26,10 @@ use crate::{
     tensor::{Elements, Tensor},
 };
 
-/// The rows of each output for one text.
+/// One text's rows per output.
 pub(super) type TextOutputs = Vec<Vec<f32>>;
 
-/// The files with the weights of a graph.
+/// A graph's weight files.
 #[derive(Debug, Default)]
 pub struct WeightFiles {
     pub(super) files: BTreeMap<String, Bytes>,
@@ -37,7 +37,7 @@ pub struct WeightFiles {
 }
 
 impl WeightFiles {
-    /// The names of the files that `graph` refers to.
+    /// File names that `graph` refers to.
     pub fn names(graph: &[u8]) -> Result<BTreeSet<String>> {
         let model = ModelProto::from_bytes(graph)?;
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
@@ -45,7 +45,7 @@ impl WeightFiles {
         Ok(entries.filter(|entry| entry.key == "location").map(|entry| entry.value.clone()).collect())
     }
 
-    /// Maps files. Runs fail once one of `mapped` was written to.
+    /// Maps files. Runs fail once a file in `mapped` was written to.
     pub fn map(files: impl IntoIterator<Item = (String, PathBuf)>, mapped: Arc<MappedFiles>) -> Result<Self> {
         let files = files.into_iter().map(|(name, path)| Ok((name, weights::map(&path)?)));
         Ok(Self { files: files.collect::<Result<_>>()?, mapped })
@@ -70,7 +70,7 @@ pub struct NativeModel {
 impl NativeModel {
     /// Reads `graph`, with its weights in `files`.
     ///
-    /// Refuses graphs that the engine does not support, with the name of what is not supported.
+    /// Refuses graphs that the engine does not support; the error names the unsupported part.
     pub fn open(graph: &[u8], files: WeightFiles) -> Result<Self> {
         let model = ModelProto::from_bytes(graph)?;
         let graph =
@@ -83,12 +83,12 @@ impl NativeModel {
         })
     }
 
-    /// The inputs and outputs of the graph.
+    /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// Runs one batch on this thread. Inputs and outputs are in the order of the signature.
+    /// Runs one batch on this thread. Inputs and outputs are in signature order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let texts = self.texts(inputs)?;
         let run = self.program.pack(texts.iter(), NonZeroUsize::MIN, Values::new());
@@ -102,14 +102,14 @@ impl NativeModel {
         self.outputs(inputs, &mut outputs)
     }
 
-    /// The memory of a run with one text of `tokens` tokens, in bytes, its output included.
+    /// Memory for running one text with `tokens` tokens, in bytes, its output included.
     pub(super) fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
         let numbers = |output: &ValueId| {
             let Value { width, per, .. } = self.program.values[*output];
             if per == Per::Token { tokens * width } else { width }
         };
         let outputs: usize = self.program.outputs.iter().map(numbers).sum();
-        // The rows of the text, and their copy in the output tensor.
+        // The text's rows, and their copy in the output tensor.
         (self.program.bytes(tokens, threads) + 2 * outputs * size_of::<f32>()) as u64
     }
 
@@ -118,7 +118,7 @@ impl NativeModel {
         self.mapped.require_unchanged()
     }
 
-    /// The tokens of each row of a batch.
+    /// Tokens per batch row.
     pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
         self.signature.check_inputs(inputs)?;
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
@@ -144,10 +144,10 @@ impl NativeModel {
         (0..rows).map(row).collect()
     }
 
-    /// The tokens of a text with these ids, types and mask. Tokens with a mask of zero are left out, since no other
-    /// token attends to them; those after the last other token are kept if the model has [`MULTI_VECTORS`].
+    /// A text's tokens from its ids, types and mask. Masked tokens are dropped, since no other token attends to them; a
+    /// model with [`MULTI_VECTORS`] keeps masked tokens after the last unmasked one.
     ///
-    /// Refuses tokens that are not in the tables of the model.
+    /// Refuses tokens outside the model's tables.
     fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Text> {
         let limits = &self.program.limits;
         let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
@@ -189,15 +189,15 @@ impl NativeModel {
         Ok(Text { tokens, attended })
     }
 
-    /// The number of tokens up to the last one that is not masked, from where on masked tokens have vectors. As many as
-    /// there are if no token has a vector without the others, or if the model has no [`MULTI_VECTORS`].
+    /// Token count up to the last unmasked token, after which masked tokens get vectors too. Equals the mask length if
+    /// all tokens are masked, or if the model has no [`MULTI_VECTORS`].
     fn end(&self, mask: &[i64]) -> usize {
         let last = mask.iter().rposition(|mask| *mask != 0);
         let has_masked = self.signature.output(MULTI_VECTORS).is_some();
         last.filter(|_| has_masked).map_or(mask.len(), |last| last + 1)
     }
 
-    /// The outputs of a batch, from those of its rows. Vectors of tokens that are left out are zeros.
+    /// Joins row outputs into batch outputs. Vectors for dropped tokens are zeros.
     pub(super) fn outputs(
         &self,
         inputs: &[Tensor],
@@ -241,7 +241,7 @@ impl NativeModel {
         Tensor::new(shape, Elements::Fp32(values))
     }
 
-    /// The values of the input `name`, if the model has it.
+    /// The input `name`, if the model has it.
     fn input<'a>(&self, inputs: &'a [Tensor], name: &str) -> Option<&'a [i64]> {
         let index = self.signature.inputs.iter().position(|input| input.name == name)?;
         match inputs.get(index)?.elements() {

@@ -1,4 +1,4 @@
-//! Divides the operations of a model into stages, and assigns memory to their values.
+//! Divides a model's operations into stages, and assigns memory to their values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Row(per, operation) => {
-                // The tokens of a block of texts are in any block of tokens.
+                // Token blocks contain tokens from any text block.
                 let continues = !matches!(operation, RowOperation::Pool { .. });
                 match stages.last_mut() {
                     Some(Stage::Rows(stage)) if stage.per == per && continues => {
@@ -69,7 +69,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
     stages
 }
 
-/// The result of attention, and the number of heads in whose parts it is.
+/// Attention output, and the head count that it is divided by.
 fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     match stage {
         Stage::Attention(attention) => Some((attention.out, attention.heads)),
@@ -77,8 +77,7 @@ fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     }
 }
 
-/// Assigns memory to values, so that a value takes that of one that no later operation reads. Returns the number of
-/// slots.
+/// Assigns memory slots to values: a value reuses a slot that no later operation reads. Returns the slot count.
 pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
@@ -102,7 +101,7 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
     outputs.iter().for_each(|output| last_read[*output] = usize::MAX);
     let (mut slots, mut free) = (0, Vec::new());
     for (place, (inputs, out)) in operations.iter().enumerate() {
-        // Attention divides its output into other parts than blocks of rows.
+        // Attention divides its output by heads, not by row blocks.
         let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
         let found = free.iter().position(|value| shape(*value) == shape(*out));
         let slot = match found.map(|index| free.swap_remove(index)) {

@@ -1,4 +1,4 @@
-//! Static embeddings: the vector of a text is the mean of its tokens' rows in a table.
+//! Static embeddings: a text's vector is the mean over its tokens' table rows.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -17,22 +17,22 @@ use crate::{
     tensor::{Elements, Tensor},
 };
 
-/// Calls of fewer tokens are combined: a token takes less than a tenth of a microsecond.
+/// Calls with fewer tokens are combined: a token takes less than a tenth of a microsecond.
 const MIN_CALL_TOKENS: usize = 16 * 1024;
 
-/// The functions of graphs with nothing else: see `build/functions.rs`.
+/// Function in graphs with nothing but a table: see `compiler/src/functions.rs`.
 pub const MEAN_OF_ROWS: &str = "MeanOfRows";
-/// The function of graphs with nothing but a table in int8.
+/// Function in graphs with nothing but an int8 table.
 pub const MEAN_OF_INT8_ROWS: &str = "MeanOfInt8Rows";
 
-/// A table of vectors by token id.
+/// A vector table by token id.
 #[derive(Debug)]
 pub struct TableModel {
     signature: Signature,
     rows: Rows,
-    /// The number of rows.
+    /// Row count.
     height: usize,
-    /// The number of values in a row.
+    /// Values per row.
     width: usize,
     mapped: Arc<MappedFiles>,
 }
@@ -45,7 +45,7 @@ enum Rows {
 }
 
 impl TableModel {
-    /// Whether `graph` is one of a table.
+    /// Whether `graph` contains only a table.
     pub fn is_in(graph: &[u8]) -> Result<bool> {
         let model = ModelProto::from_bytes(graph)?;
         Ok(model.graph.iter().flat_map(|graph| &graph.node).any(is_mean))
@@ -95,12 +95,12 @@ impl TableModel {
         Ok(Self { signature, rows, height, width, mapped: files.mapped })
     }
 
-    /// The inputs and outputs of the graph.
+    /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// Runs one batch on this thread. Inputs and outputs are in the order of the signature.
+    /// Runs one batch on this thread. Inputs and outputs are in signature order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
         let input = |name: &str| {
@@ -129,7 +129,7 @@ impl TableModel {
         Ok(vec![Tensor::new(vec![count, self.width], Elements::Fp32(means))?])
     }
 
-    /// Adds the mean of the rows of tokens that are not masked to `mean`; nothing if there are none.
+    /// Adds the mean over unmasked tokens' rows to `mean`; nothing if there are none.
     fn add_mean(&self, ids: &[i64], mask: &[i64], mean: &mut [f32]) -> Result<()> {
         let mut count = 0;
         for id in ids.iter().zip(mask).filter(|(_, mask)| **mask != 0).map(|(id, _)| *id) {
@@ -160,7 +160,7 @@ fn is_mean(node: &NodeProto) -> bool {
     node.domain == FUNCTIONS && [MEAN_OF_ROWS, MEAN_OF_INT8_ROWS].contains(&node.op_type.as_str())
 }
 
-/// A table, which runs on the threads of its callers.
+/// A table that runs on its callers' threads.
 #[derive(Debug)]
 pub struct TableBackend {
     threads: NonZeroUsize,

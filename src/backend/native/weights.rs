@@ -1,4 +1,4 @@
-//! The bytes of weights: a mapped file, or memory.
+//! Weight bytes: a mapped file, or memory.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) fn map(path: &Path) -> Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
-/// Bytes in memory that are filled piece by piece, aligned for every type of weight.
+/// Bytes in memory that are filled piece by piece, aligned for every weight type.
 #[derive(Debug)]
 pub struct Buffer {
     values: Vec<u64>,
@@ -33,7 +33,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer of `length` bytes.
+    /// Allocates `length` bytes.
     pub fn new(length: usize) -> Self {
         Self { values: vec![0; length.div_ceil(size_of::<u64>())], filled: 0, length }
     }
@@ -46,7 +46,7 @@ impl Buffer {
         self.filled += length;
     }
 
-    /// The bytes, all of which must have been filled.
+    /// The bytes; an error unless all were filled.
     pub(super) fn finish(self) -> Result<Bytes> {
         if self.filled < self.length {
             return Err(Error::model(format!(

@@ -1,11 +1,11 @@
-//! Threads that run a model. Each run has a thread that leads it; idle threads help.
+//! Threads that run a model. A thread leads each run; idle threads help.
 //!
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
-//! - While no calls wait, idle threads execute tasks of the runs in progress, so one long text uses all CPUs; they return
-//!   to the queue at the end of a stage.
-//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run whose callers have all gone ends
-//!   after its stage.
-//! - A task that panics fails its run, and the threads continue.
+//! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
+//!   return to the queue at the next stage end.
+//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run whose callers have all gone
+//!   ends after its stage.
+//! - A panicking task fails its run, and the threads continue.
 
 use std::{
     collections::VecDeque,
@@ -29,14 +29,14 @@ use crate::{
 };
 
 /// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
-/// does not wait long for the others of its run.
+/// does not wait long for other calls in its run.
 const RUN_TOKENS: usize = 192;
-/// Runs of fewer tokens are not worth waking a thread.
+/// Runs with fewer tokens are not worth waking a thread.
 const MIN_SHARED_TOKENS: usize = 24;
 /// How often a thread that waits for others checks before it gives its CPU away.
 const SPINS: usize = 2_000;
 
-/// The outputs of each text.
+/// Outputs per text.
 pub(super) type Outputs = Vec<TextOutputs>;
 
 /// Threads that run one model. They end once this value is dropped.
@@ -52,7 +52,7 @@ struct Shared {
     changed: Condvar,
     /// The calls in the queue.
     waiting: AtomicUsize,
-    /// The memory of earlier runs.
+    /// Memory from earlier runs.
     memory: Mutex<Vec<Values>>,
 }
 
@@ -65,7 +65,7 @@ struct Queue {
     is_closed: bool,
 }
 
-/// Texts of one caller.
+/// One caller's texts.
 #[derive(Debug)]
 struct Call {
     texts: Vec<Text>,
@@ -91,7 +91,7 @@ struct Team {
     has_stopped: AtomicBool,
 }
 
-/// The tasks of a stage.
+/// Progress through a stage's tasks.
 #[derive(Debug)]
 struct Progress {
     tasks: usize,
@@ -176,7 +176,7 @@ impl Shared {
         }
     }
 
-    /// The calls of the next run, if any wait.
+    /// Calls for the next run, if any wait.
     fn next_calls(&self, queue: &mut Queue) -> Option<Vec<Call>> {
         let mut calls: Vec<Call> = Vec::new();
         let mut tokens = 0;
@@ -243,7 +243,7 @@ impl Shared {
         self.recycle(team);
     }
 
-    /// Executes tasks of a run until none is left, it has stopped, or `leaves` returns `true` between two stages.
+    /// Executes a run's tasks until none is left, it has stopped, or `leaves` returns `true` between two stages.
     fn take_part(&self, team: &Team, scratch: &mut Scratch, leaves: impl Fn() -> bool) {
         for (progress, stage) in team.stages.iter().zip(&self.model.program.stages) {
             loop {
@@ -258,7 +258,7 @@ impl Shared {
                 }
                 progress.done.fetch_add(1, Ordering::Release);
             }
-            // The next stage reads what all tasks of this one have computed.
+            // The next stage reads results from all tasks in this one.
             let mut spins = 0;
             while progress.done.load(Ordering::Acquire) < progress.tasks {
                 spins += 1;
@@ -270,7 +270,7 @@ impl Shared {
         }
     }
 
-    /// Keeps the memory of a run for the next one, if no other thread uses it any more.
+    /// Keeps a run's memory for the next one, once no other thread uses it.
     fn recycle(&self, team: Arc<Team>) {
         if let Some(team) = Arc::into_inner(team) {
             self.memory.lock().unwrap_or_else(PoisonError::into_inner).push(team.run.into_values());

@@ -6,13 +6,13 @@ use crate::{
     tensor::ElementType,
 };
 
-/// Prefix of the encoder's outputs with a row per source.
+/// Prefix for encoder outputs with a row per source.
 const CROSS: &str = "cross.";
-/// Prefix of the encoder's outputs without rows.
+/// Prefix for encoder outputs without rows.
 const SHARED: &str = "shared.";
-/// Prefix of the decoder's inputs for its KV cache …
+/// Prefix for the decoder's KV cache inputs.
 const PAST: &str = "past.";
-/// … and of the outputs for the next step.
+/// Prefix for the KV cache outputs, which are the next step's inputs.
 const PRESENT: &str = "present.";
 const LOGITS: &str = "logits";
 
@@ -20,18 +20,18 @@ const LOGITS: &str = "logits";
 pub(super) struct DecoderBindings {
     pub(super) encoder: Vec<EncoderInput>,
     pub(super) decoder: Vec<DecoderInput>,
-    /// The KV cache, in the order of the decoder's inputs.
+    /// KV cache, in decoder input order.
     pub(super) states: Vec<State>,
-    /// The indices of the encoder's outputs that have rows and are inputs of the decoder.
+    /// Indexes of encoder outputs that have rows and are decoder inputs.
     pub(super) encoded_rows: Vec<usize>,
-    /// The index of the decoder's output with the scores.
+    /// Decoder output index for the scores.
     pub(super) logits: usize,
-    /// The number of scores per row, if it is fixed.
+    /// Scores per row, if fixed.
     pub(super) vocabulary: Option<usize>,
     pub(super) takes_shortlist: bool,
 }
 
-/// The value of an input of the encoder.
+/// An encoder input's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EncoderInput {
     Ids,
@@ -39,29 +39,29 @@ pub(super) enum EncoderInput {
     Shortlist,
 }
 
-/// The value of an input of the decoder.
+/// A decoder input's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecoderInput {
     Ids,
     Mask,
-    /// The number of earlier steps.
+    /// Count of earlier steps.
     Position,
-    /// An output of the encoder, by index.
+    /// Encoder output, by index.
     Encoded(usize),
-    /// The next of the states.
+    /// Next state.
     State,
 }
 
-/// A tensor of the KV cache.
+/// A KV cache tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) spec: TensorSpec,
-    /// The index of the output with its value for the next step.
+    /// Output index for its next value.
     pub(super) output: usize,
 }
 
 impl DecoderBindings {
-    /// Refuses graphs that do not fit together; the error lists the names of both.
+    /// Refuses graphs that do not fit together; the error lists both graphs' names.
     pub(super) fn new(encoder: &Signature, decoder: &Signature) -> Result<Self> {
         Self::bind(encoder, decoder).ok_or_else(|| mismatch(encoder, decoder))
     }
@@ -117,7 +117,7 @@ fn decoder_input(input: &TensorSpec, encoder: &Signature) -> Option<DecoderInput
     (input.element_type == ElementType::Int64).then_some(kind)
 }
 
-/// The state of an input, or `None` without an output for its next value.
+/// An input's state, or `None` without an output for its next value.
 fn state(input: &TensorSpec, decoder: &Signature) -> Option<State> {
     let name = input.name.strip_prefix(PAST)?;
     let output = decoder.output(&format!("{PRESENT}{name}"))?;

@@ -1,4 +1,4 @@
-//! Weights of graphs in memory: each tensor has an allocation of its own, which the sessions use in place.
+//! Graph weights in memory: each tensor has its own allocation, which the sessions use in place.
 //!
 //! ONNX Runtime also accepts whole weight files in memory, but it copies every tensor out of them.
 
@@ -16,19 +16,19 @@ use crate::{
     onnx_proto::{EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto, data_type},
 };
 
-/// The external tensors of one or more graphs, to be filled from the files that hold their data.
+/// External tensors for one or more graphs, to be filled from the files that hold their data.
 #[derive(Debug)]
 pub struct ExternalWeights {
     /// Sorted by file and offset. Graphs share equal tensors.
     tensors: BTreeMap<FileSlice, Box<dyn Data>>,
-    /// The names of each graph's tensors.
+    /// Tensor names per graph.
     names: Vec<Vec<(String, FileSlice)>>,
 }
 
-/// The filled tensors of a graph, by name.
+/// A graph's filled tensors, by name.
 pub type ExternalInitializers = Vec<(String, Arc<DynValue>)>;
 
-/// The part of a file that holds a tensor, and the tensor's type and shape.
+/// The file slice that holds a tensor, with the tensor's type and shape.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FileSlice {
     file: String,
@@ -39,7 +39,7 @@ struct FileSlice {
 }
 
 impl ExternalWeights {
-    /// Allocates the external tensors of `graphs`. `size` returns the size of a file in bytes, if it is known.
+    /// Allocates external tensors for `graphs`. `size` returns a file's size in bytes, if known.
     ///
     /// Refuses tensors outside their file, and tensors that need more than twice the size of all files together, so
     /// that a small bundle cannot exhaust memory.
@@ -65,14 +65,14 @@ impl ExternalWeights {
         self.tensors.keys().map(|slice| slice.file.clone()).collect()
     }
 
-    /// The tensors of the file `name`.
+    /// Tensors in the file `name`.
     pub fn file(&mut self, name: &str) -> FileFiller<'_> {
         let tensors = self.tensors.iter_mut().filter(|(slice, _)| slice.file == name);
         let tensors = tensors.map(|(slice, data)| (slice.offset, data.bytes_mut())).collect();
         FileFiller { tensors, position: 0 }
     }
 
-    /// The tensors of each graph, which have to be filled.
+    /// Tensors per graph; an error unless all were filled.
     pub(super) fn into_initializers(self) -> Result<Vec<ExternalInitializers>> {
         let values = self.tensors.into_iter().map(|(slice, data)| {
             let value = Arc::new(data.into_value(slice.shape.clone())?);
@@ -87,7 +87,7 @@ impl ExternalWeights {
     }
 }
 
-/// Fills the tensors of one file from its bytes, in order.
+/// Fills one file's tensors from its bytes, in order.
 #[derive(Debug)]
 pub struct FileFiller<'a> {
     /// The tensors that are not full yet, with their offsets, sorted by them.
@@ -96,7 +96,7 @@ pub struct FileFiller<'a> {
 }
 
 impl FileFiller<'_> {
-    /// Copies the next bytes of the file; bytes between tensors are skipped.
+    /// Copies the file's next bytes; bytes between tensors are skipped.
     pub fn fill(&mut self, bytes: &[u8]) {
         let (start, end) = (self.position, self.position + bytes.len() as u64);
         for (offset, target) in self.tensors.iter_mut().take_while(|(offset, _)| *offset < end) {
@@ -108,7 +108,7 @@ impl FileFiller<'_> {
             }
         }
         self.position = end;
-        // Graphs have hundreds of tensors; the full ones need not be visited for every piece of the file.
+        // Graphs have hundreds of tensors; full ones need not be visited for every file piece.
         self.tensors.retain(|(offset, target)| *offset + target.len() as u64 > end);
     }
 }
@@ -124,7 +124,7 @@ impl FileSlice {
         Ok(Self { file, offset, element_type: tensor.data_type, shape: tensor.dims.clone() })
     }
 
-    /// Allocates at most `max_bytes` for a tensor of a file of `file_size` bytes.
+    /// Allocates at most `max_bytes` for a tensor in a file with `file_size` bytes.
     fn allocate(&self, name: &str, file_size: u64, max_bytes: u64) -> Result<Box<dyn Data>> {
         let Self { file, offset, element_type, shape } = self;
         let wrong = |found: String| {
@@ -157,7 +157,7 @@ fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
     tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
 }
 
-/// The external tensors of a graph, by name.
+/// External tensors in a graph, by name.
 fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Vec<(String, FileSlice)>> {
     let model = ModelProto::from_bytes(graph)?;
     check_files(&model, |name| size(name).is_some())?;
@@ -166,7 +166,7 @@ fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<
     external.map(|tensor| Ok((tensor.name.clone(), FileSlice::of(&tensor.name, tensor)?))).collect()
 }
 
-/// Refuses a graph with weights in unknown files: those of a bundle have to be in its manifest, with their hashes.
+/// Refuses a graph with weights in unknown files: a bundle's manifest must list all weight files, with their hashes.
 pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Result<()> {
     check_files(&ModelProto::from_bytes(graph)?, is_known)
 }
@@ -189,8 +189,8 @@ fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()
     }
 }
 
-/// Whether ONNX Runtime cannot convert all signed 8-bit weights of the graph to unsigned ones: those without a zero
-/// point, as in bundles of earlier versions, and those that several products share.
+/// Whether ONNX Runtime cannot convert all signed 8-bit weights in the graph to unsigned ones: weights without a zero
+/// point, as in earlier versions' bundles, and weights shared by several products.
 pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
     let graph = ModelProto::from_bytes(graph)?.graph.unwrap_or_default();
     let mut products = graph.node.iter().filter(|node| node.op_type == "DynamicQuantizeMatMul");
@@ -201,7 +201,7 @@ pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
     }))
 }
 
-/// Visits all tensors of a graph, including those of nested graphs.
+/// Visits all tensors in a graph and its nested graphs.
 fn visit_tensors(graph: &GraphProto, visit: &mut dyn FnMut(&TensorProto)) {
     graph.initializer.iter().for_each(&mut *visit);
     visit_attributes(&graph.node, visit);
@@ -214,7 +214,7 @@ fn visit_attributes(nodes: &[NodeProto], visit: &mut dyn FnMut(&TensorProto)) {
     }
 }
 
-/// The elements of a tensor, whatever their type.
+/// Tensor elements, whatever their type.
 trait Data: Debug + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
@@ -340,7 +340,7 @@ mod tests {
         let known = |name: &str| name == "weights.bin";
         let refused = |graph: &[u8]| require_known_files(graph, known).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&graph(&[("a", 1, &[1], 0)])), @"expected the weights of `a` in a file of the bundle, but found `w.bin`");
-        // In a graph that is the attribute of a node.
+        // In a node attribute's graph.
         let inner = ModelProto::decode(graph(&[("b", 1, &[1], 0)]).as_slice()).unwrap().graph;
         let attribute = vec![AttributeProto { g: inner, ..AttributeProto::default() }];
         let node = vec![NodeProto { attribute, ..NodeProto::default() }];

@@ -9,7 +9,7 @@ use ort::environment::Environment;
 
 use crate::error::{Error, Result};
 
-/// The version that this crate is built, measured and tested with: the fastest of those measured that sends no
+/// ONNX Runtime version that this crate is built, measured and tested with: the fastest measured version that sends no
 /// telemetry by default.
 pub const VERSION: &str = "1.26.0";
 
@@ -21,7 +21,7 @@ const FIRST_WITH_TELEMETRY: (u32, u32) = (1, 29);
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
-/// The file name of the library in its official archives.
+/// Library file name in the official archives.
 pub fn file_name() -> String {
     format!("libonnxruntime.so.{VERSION}")
 }
@@ -54,8 +54,8 @@ impl Runtime {
     }
 }
 
-/// The possible paths of the library, in order of preference: `configured` alone if it is set; otherwise the folder
-/// `lib` next to the executable, as in archives, then `lib/kivu` next to the executable's folder, as in installed
+/// Possible library paths, in order of preference: `configured` alone if it is set; otherwise the folder `lib`
+/// next to the executable, as in archives, then `lib/kivu` next to the executable's folder, as in installed
 /// packages, and then `home`.
 pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
@@ -69,7 +69,7 @@ pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     folders.map(|folder| folder.join(file_name())).collect()
 }
 
-/// The first of the [`candidates`] that exists.
+/// First existing path among the [`candidates`].
 pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
     let found = candidates(configured, home).into_iter().find(|path| path.is_file());
     found.ok_or_else(|| {

@@ -1,7 +1,7 @@
-//! Reordering of the rows of a tensor in place: those of the KV cache when beams move.
+//! Reorders tensor rows in place, for KV cache tensors when beams move.
 
-/// The copies that reorder rows, in an order that overwrites no row before it is read. Each row is copied once:
-/// with five beams of a large model they are megabytes at every step.
+/// Copies that reorder rows without overwriting a row before it is read. Each row is copied once: with five beams on a
+/// large model they are megabytes at every step.
 #[derive(Debug)]
 pub(super) struct RowPermutation(Vec<Copy>);
 
@@ -13,7 +13,7 @@ struct Copy {
 }
 
 impl RowPermutation {
-    /// The copies after which row `i` has the values of row `rows[i]`.
+    /// Copies after which row `i` has the values from row `rows[i]`.
     pub(super) fn new(rows: &[usize]) -> Self {
         let moved = rows.iter().enumerate().filter(|(to, from)| to != *from);
         let mut left: Vec<(usize, Option<usize>)> = moved.map(|(to, from)| (to, Some(*from))).collect();
@@ -25,7 +25,7 @@ impl RowPermutation {
                     let (to, from) = left.swap_remove(place);
                     copies.push(Copy { from, to: Some(to) });
                 }
-                // Only cycles are left. Buffering a row breaks one of them.
+                // Only cycles are left. Buffering a row breaks one.
                 None => {
                     copies.push(Copy { from: Some(first), to: None });
                     left.iter_mut()
@@ -37,7 +37,7 @@ impl RowPermutation {
         Self(copies)
     }
 
-    /// Reorders rows of `width` values each. `values` has to contain all rows.
+    /// Reorders rows with `width` values each. `values` must contain all rows.
     pub(super) fn apply(&self, values: &mut [f32], width: usize) {
         let range = |row: usize| row * width..(row + 1) * width;
         let mut buffer = Vec::new();

@@ -1,9 +1,8 @@
-//! Runs a session from several threads at once: with `native/weights.rs`, the only unsafe code of this crate.
+//! Runs a session from several threads at once: with `native/weights.rs`, the only unsafe code in this crate.
 //!
-//! `ort` allows one thread at a time, for the sake of execution providers (CUDA, DirectML, …) that require it. ONNX
-//! Runtime itself allows concurrent calls of `Run`: its CPU kernels are stateless, and the CPU is the only execution
-//! provider here. A shared session saves the memory of a second copy of the weights: 30 MB of 110 for
-//! all-MiniLM-L6-v2.
+//! `ort` allows one thread at a time, since some execution providers (CUDA, DirectML, …) require it. ONNX Runtime
+//! itself allows concurrent `Run` calls: its CPU kernels are stateless, and the CPU is the only execution provider
+//! here. A shared session saves a second copy of the weights: 30 MB of 110 for all-MiniLM-L6-v2.
 
 use std::{
     ffi::{CString, c_char},
@@ -21,7 +20,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The names of a graph's inputs and outputs as C strings.
+/// A graph's input and output names as C strings.
 #[derive(Debug)]
 pub(super) struct Names {
     inputs: Vec<CString>,

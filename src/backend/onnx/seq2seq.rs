@@ -1,6 +1,6 @@
-//! A sequence-to-sequence backend of an encoder graph and a decoder graph.
+//! A sequence-to-sequence backend that runs an encoder graph and a decoder graph.
 //!
-//! The encoder's outputs and the decoder's KV cache stay in ONNX Runtime's memory between steps; only token ids and
+//! Encoder outputs and the decoder's KV cache stay in ONNX Runtime's memory between steps; only token ids and
 //! scores cross the boundary.
 
 use std::num::NonZeroUsize;
@@ -39,10 +39,9 @@ pub struct OnnxSeq2Seq {
 /// How the work is divided among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parallelism {
-    /// All threads run the same step: for large models, whose weights are read at every step, for any number of
-    /// rows.
+    /// All threads run the same step: for large models, whose weights are read at every step, for any number of rows.
     WithinStep(NonZeroUsize),
-    /// Each thread decodes sources of its own: for small models, and for sources that cannot share a batch.
+    /// Each thread decodes its own sources: for small models, and for sources that cannot share a batch.
     AcrossSources(NonZeroUsize),
 }
 
@@ -75,7 +74,7 @@ impl OnnxSeq2Seq {
         })
     }
 
-    /// The signatures of the encoder and of the decoder.
+    /// Encoder and decoder signatures.
     pub fn signatures(&self) -> &[Signature; 2] {
         &self.signatures
     }
@@ -104,13 +103,13 @@ struct OnnxDecoder<'a> {
     shortlist: Option<Vec<i64>>,
     /// The encoder's attention mask, with the decoder's rows.
     mask: DynValue,
-    /// The encoder's outputs. Those that have rows have the decoder's rows.
+    /// Encoder outputs. Outputs with rows have the decoder's rows.
     encoded: Vec<DynValue>,
-    /// The KV cache, in the order of the bindings.
+    /// KV cache, in binding order.
     states: Vec<DynValue>,
-    /// The scores of the last step.
+    /// Scores from the last step.
     logits: Option<DynValue>,
-    /// The source of each row, by index.
+    /// Source index per row.
     sources: Vec<usize>,
     steps: i64,
     is_abandoned: &'a dyn Fn() -> bool,
@@ -212,7 +211,7 @@ impl Decoder for OnnxDecoder<'_> {
         let sources = sources.ok_or_else(|| {
             Error::inference(format!("expected rows below {}, but found others", self.sources.len()))
         })?;
-        // The encoder's outputs are the same for all rows of a source.
+        // Encoder outputs are the same for all rows from one source.
         if sources != self.sources {
             self.mask = gather(&self.mask, rows)?;
             for output in &self.model.bindings.encoded_rows {

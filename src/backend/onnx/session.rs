@@ -28,11 +28,11 @@ use crate::{
 };
 
 /// `kOrtSessionOptionsAvx2PrecisionMode`: ONNX Runtime replaces signed 8-bit weights w by unsigned ones, w + 128, and
-/// adjusts their zero points, which have to be constants of the graph.
+/// adjusts their zero points, which must be graph constants.
 const UNSIGNED_WEIGHTS: &str = "session.x64quantprecision";
 
 /// `kOrtSessionOptionsMlasDisableKleidiAi`: does not use KleidiAI. On arm64 processors with SME, such as QEMU's `max`,
-/// the kernels of ONNX Runtime 1.26 for products of 8-bit integers return wrong results.
+/// ONNX Runtime 1.26's int8 matmul kernels return wrong results.
 const NO_KLEIDIAI: &str = "mlas.disable_kleidiai";
 
 /// A graph to load.
@@ -42,14 +42,14 @@ pub enum Graph {
     File {
         /// The ONNX file.
         path: PathBuf,
-        /// The files with the weights. Runs fail once one of them was written to.
+        /// Weight files. Runs fail once one of them was written to.
         mapped: Arc<MappedFiles>,
     },
     /// An ONNX file in memory. The weights are used in place.
     Memory {
         /// The ONNX file.
         bytes: Vec<u8>,
-        /// The weights outside of it.
+        /// Weights outside the graph.
         initializers: ExternalInitializers,
     },
 }
@@ -93,14 +93,14 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads a graph without optimizing it, since graphs are optimized when they are built, except those for the
-    /// native engine. Each run uses `threads` threads.
+    /// Loads a graph without optimizing it, since `kivu build` optimizes graphs, except graphs for the native engine.
+    /// Each run uses `threads` threads.
     ///
-    /// Products of 8-bit integers are exact on every processor: if those of unsigned and signed integers saturate,
-    /// the weights are converted to unsigned ones.
+    /// Int8 products are exact on every processor: if u8 × i8 products saturate, the weights are
+    /// converted to unsigned ones.
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let graph = graph.into();
-        // Weights in the layout of the native engine are converted while the graph is loaded, not in each run.
+        // Weights in the native engine's layout are converted while the graph is loaded, not in each run.
         let level = match graph.has_functions()? {
             true => GraphOptimizationLevel::Level1,
             false => GraphOptimizationLevel::Disable,
@@ -140,12 +140,12 @@ impl Session {
             })
     }
 
-    /// The inputs and outputs of the graph.
+    /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// Runs one batch. Inputs and outputs are in the order of the signature.
+    /// Runs one batch. Inputs and outputs are in signature order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
         let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
@@ -153,8 +153,8 @@ impl Session {
         self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
     }
 
-    /// Runs one batch of ONNX Runtime's own values, without copies. `inputs` has one value per input, in the order of
-    /// the signature.
+    /// Runs one batch on ONNX Runtime's own values, without copies. `inputs` has one value per input,
+    /// in signature order.
     ///
     /// Fails if mapped weights were written to before or during the run. Truncating them during a run still ends the
     /// process; only a copy in memory could prevent that.

@@ -1,4 +1,4 @@
-//! A backend of one graph.
+//! A backend with one graph.
 
 use std::num::NonZeroUsize;
 
@@ -32,8 +32,8 @@ impl OnnxBackend {
     pub fn open(runtime: Runtime, graph: impl Into<Graph>, threads: NonZeroUsize) -> Result<Self> {
         let session = Session::open(runtime, graph, NonZeroUsize::MIN)?;
         let signature = session.signature().clone();
-        // With one row per batch nothing is padded, and dynamic quantization, whose scale is that of the whole
-        // batch, gives a text the same result whatever else is in the request.
+        // With one row per batch nothing is padded. Dynamic quantization, whose scale covers the whole batch, then
+        // gives a text the same result whatever else is in the request.
         let schedule = Schedule::row_by_row(threads, MIN_CALL_TOKENS);
         Ok(Self { signature, schedule, workers: Workers::start("onnx", threads, session)? })
     }

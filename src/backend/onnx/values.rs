@@ -1,4 +1,4 @@
-//! ONNX Runtime's own values: constructors, and changes to the order of their rows.
+//! Creates ONNX Runtime values and reorders their rows.
 
 use std::fmt::Debug;
 
@@ -22,7 +22,7 @@ where
     Ok(OrtTensor::from_array((shape, values)).map_err(failed)?.into_dyn())
 }
 
-/// The initial value of a state: zeros, of length 0 along free axes.
+/// A state's initial value: zeros, with length 0 along free axes.
 pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
     let others = spec.shape.iter().skip(1).map(|side| usize::try_from(*side).unwrap_or(0));
     let shape: Vec<usize> = std::iter::once(rows).chain(others).collect();
@@ -37,7 +37,7 @@ pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
     }
 }
 
-/// A copy of `value` whose row `i` is the row `rows[i]`.
+/// Copies `value`; row `i` is the row `rows[i]`.
 pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
     if value.try_extract_tensor::<f32>().is_ok() {
         gather_of::<f32>(value, rows)
@@ -63,8 +63,8 @@ where
     tensor(std::iter::once(rows.len()).chain(others()).collect(), gathered)
 }
 
-/// Reorders the rows of a value without changing their number, in place if it contains floats. `permutation` is
-/// that of `rows`.
+/// Reorders a value's rows without changing their number, in place if it contains floats. `permutation` is the
+/// [`RowPermutation`] for `rows`.
 pub(super) fn permute(value: &mut DynValue, rows: &[usize], permutation: &RowPermutation) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;

@@ -15,11 +15,11 @@ use crate::{
     telemetry,
 };
 
-/// A group of threads that share `M`.
+/// Threads that share `M`.
 ///
-/// - The next task in the queue goes to the first thread that is idle.
+/// - The queue's next task goes to the first idle thread.
 /// - Tasks whose caller has gone, or whose deadline has passed, do not start.
-/// - A task that panics fails, and its thread continues.
+/// - A panicking task fails, and its thread continues.
 /// - The threads end once the value is dropped and the queue is empty.
 #[derive(Debug)]
 pub(super) struct Workers<M> {
@@ -42,7 +42,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
         Ok(Self { queue: sender })
     }
 
-    /// Runs `work` on one of the threads. Its second argument returns whether the caller has gone.
+    /// Runs `work` on one thread. Its second argument returns whether the caller has gone.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         deadline: Deadline,

@@ -10,7 +10,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// A probe without a result counts as lost after this time.
 const PROBE_EXPIRY: Duration = Duration::from_secs(10);
 
-/// The health of a server. All methods take the current time, so that tests control it.
+/// A server's health. All methods take the current time, so that tests control it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breaker {
     /// Requests are sent. `failures` counts the consecutive ones.
@@ -50,7 +50,7 @@ impl Breaker {
         matches!(self, Self::Closed { .. })
     }
 
-    /// Records the start of a probe.
+    /// Records a probe's start.
     pub(super) fn probe(&mut self, now: Instant) {
         if let Self::Open { pause, .. } | Self::Probing { pause, .. } = *self {
             *self = Self::Probing { since: now, pause };

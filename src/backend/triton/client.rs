@@ -25,7 +25,7 @@ use crate::{
     tensor::Tensor,
 };
 
-/// The part of a request's time that is kept for sending its response.
+/// Time reserved for sending the response.
 const MARGIN: Duration = Duration::from_millis(10);
 /// No attempt starts with less time than this.
 const MIN_ATTEMPT: Duration = Duration::from_millis(1);
@@ -65,7 +65,7 @@ impl FleetClient {
         self.retry(deadline, 1, describe).await
     }
 
-    /// Runs the model on inputs of `tokens` tokens in all.
+    /// Runs the model on inputs with `tokens` tokens in total.
     pub(super) async fn infer(&self, call: &Call, tokens: usize, deadline: Deadline) -> Result<Vec<Tensor>> {
         let started = Instant::now();
         let infer = |client: Arc<dyn KserveClient>, timeout| -> BoxFuture<'_, _> {

@@ -1,4 +1,4 @@
-//! The binary format of KServe v2's tensors: little-endian, row-major, unpadded; strings with a length prefix.
+//! The binary tensor format in KServe v2: little-endian, row-major, unpadded; strings with a length prefix.
 
 use std::{borrow::Borrow, fmt::Display};
 
@@ -26,14 +26,14 @@ pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
     }
 }
 
-/// The contents of an output.
+/// An output's contents.
 pub(super) enum Contents<'a> {
     Raw(&'a [u8]),
     /// A flat list, or nested lists.
     Json(Value),
 }
 
-/// Decodes the `wanted` outputs of a response, in that order, and checks them against the signature.
+/// Decodes the `wanted` outputs in a response, in that order, and checks them against the signature.
 pub(super) fn decode_outputs(
     outputs: &[(impl Borrow<TensorMetadata>, Contents<'_>)],
     wanted: &[TensorSpec],
@@ -109,7 +109,7 @@ fn decode_json(spec: &TensorSpec, data: &Value) -> Attempt<Elements> {
 /// FP32 represents integers up to this one exactly.
 const MAX_EXACT_INTEGER: u64 = 1 << 24;
 
-/// Converts integers to FP32: Triton passes on the integers of a Python model that is configured for FP32.
+/// Converts integers to FP32: Triton passes on integers from a Python model that is configured for FP32.
 fn exact_floats(spec: &TensorSpec, values: Vec<impl Copy + Into<i64>>) -> Attempt<Elements> {
     let is_exact = |value: i64| value.unsigned_abs() <= MAX_EXACT_INTEGER;
     let values = values.into_iter().map(Into::into).map(|value| is_exact(value).then_some(value as f32));

@@ -45,16 +45,16 @@ const STREAM_WINDOW: u32 = 8 * 1024 * 1024;
 /// … and for all responses on a connection.
 const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
-/// The settings that all servers of a fleet share.
+/// Settings shared by a fleet's servers.
 #[derive(Clone, Default)]
 pub(super) struct FleetSettings {
-    /// The name of the model on the servers.
+    /// Model name on the servers.
     pub(super) model: String,
-    /// The version of the model; the servers' default if unset.
+    /// Model version; the servers' default if unset.
     pub(super) version: Option<String>,
     /// Trusted root certificates; required for URLs with TLS.
     pub(super) roots: Option<Arc<RootCertStore>>,
-    /// The `authorization` header of every request.
+    /// `authorization` header for every request.
     pub(super) authorization: Option<String>,
 }
 
@@ -83,8 +83,7 @@ pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
 
 type Tls = (TlsConnector, ServerName<'static>);
 
-/// A client with a pool of connections to the server of `url` at `socket`. It connects with the first
-/// request.
+/// A client with a connection pool for the server `url` at `socket`. It connects with the first request.
 pub(super) fn client<B>(
     url: &ServerUrl,
     socket: SocketAddr,

@@ -1,4 +1,4 @@
-//! One address of a fleet: its client, its health, and its requests under way.
+//! One fleet address: its client, its health, and its requests under way.
 
 use std::{
     net::SocketAddr,
@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{error::Result, telemetry};
 
-/// A request that times out replaces the connections if none of them received a response for this time: they may
-/// have been dropped silently.
+/// A request that times out replaces the connections if none received a response for this time: they may have
+/// been dropped silently.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -32,7 +32,7 @@ pub(super) struct Endpoint {
     pub(super) url: ServerUrl,
     pub(super) socket: SocketAddr,
     settings: Arc<FleetSettings>,
-    /// The index of its URL in the configuration, for metrics.
+    /// Its URL's index in the configuration, for metrics.
     server: usize,
     in_flight: AtomicUsize,
     state: Mutex<State>,
@@ -65,7 +65,7 @@ impl Endpoint {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Records the start of a probe.
+    /// Records a probe's start.
     pub(super) fn probe(&self) {
         locked(&self.state).breaker.probe(Instant::now());
     }
@@ -124,7 +124,7 @@ impl InFlight {
     pub(super) fn new(endpoint: &Arc<Endpoint>) -> Self {
         endpoint.in_flight.fetch_add(1, Ordering::Relaxed);
         let client = Arc::clone(&locked(&endpoint.state).client);
-        // The outcome of an attempt whose caller has gone.
+        // Outcome for an attempt whose caller has gone.
         let outcome = Mutex::new("abandoned");
         Self { endpoint: Arc::clone(endpoint), client, started: Instant::now(), outcome }
     }

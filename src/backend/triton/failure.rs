@@ -1,4 +1,4 @@
-//! Failed attempts: their kinds, which of them are retried, and the errors that they become.
+//! Failed attempts: their kinds, retries, and resulting errors.
 
 use std::{fmt, net::IpAddr};
 
@@ -30,7 +30,7 @@ use FailureKind::{
 };
 
 impl FailureKind {
-    /// The label in metrics, and the verb of the error message.
+    /// Metrics label, and the error message's verb.
     fn texts(self) -> (&'static str, &'static str) {
         match self {
             Unreachable => ("unreachable", "cannot be reached for"),
@@ -70,7 +70,7 @@ impl FailureKind {
     }
 }
 
-/// Parts of Triton's messages about requests that do not fit a model.
+/// Fragments from Triton's messages about requests that do not fit a model.
 const REFUSALS: [&str; 7] = [
     "unexpected shape for input",
     "unexpected inference input",
@@ -100,8 +100,8 @@ impl From<FailureKind> for AttemptFailure {
 impl AttemptFailure {
     /// A failure with the server's message.
     ///
-    /// The message may be more specific than the status that `kind` was derived from. It is dropped where the code of a model may
-    /// have written it, since it may quote the text.
+    /// The message may be more specific than the status that `kind` was derived from. It is dropped if a model's code
+    /// may have written it, since it may quote the text.
     pub(super) fn reported(kind: FailureKind, message: &str) -> Self {
         let lower = message.to_ascii_lowercase();
         let mentions = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
@@ -131,7 +131,7 @@ impl AttemptFailure {
         Self { kind: InvalidResponse, details: Some(details.into()) }
     }
 
-    /// The error of a request to `model` after the last of `attempts`.
+    /// The error for a request to `model` after the last of `attempts`.
     pub(super) fn into_error(self, model: &str, attempts: usize) -> Error {
         let attempts = if attempts == 1 { String::new() } else { format!(" ({attempts} tries)") };
         let details = self.details.map(|details| format!(": {details}")).unwrap_or_default();
@@ -150,7 +150,7 @@ impl fmt::Display for AttemptFailure {
     }
 }
 
-/// The first line of a server's message, without addresses, paths and anything that looks like a secret.
+/// First line of a server's message, without addresses, paths and anything that looks like a secret.
 fn sanitized(message: &str) -> String {
     const MAX_CHARS: usize = 240;
     let message = message.trim_start_matches("[request id: <id_unknown>] ");

@@ -1,4 +1,4 @@
-//! Readers of a server's responses.
+//! Readers for a server's responses.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -16,13 +16,13 @@ use crate::{
     tensor::{ElementType, Tensor},
 };
 
-/// Outputs of every type.
+/// Outputs with every element type.
 fn wanted() -> [TensorSpec; 3] {
     let spec = |name: &str, element_type| TensorSpec::new(name, element_type, [-1]);
     [spec("a", ElementType::Fp32), spec("b", ElementType::Int64), spec("c", ElementType::Bytes)]
 }
 
-/// The first two bytes are a status or the length of the JSON, the others a body.
+/// The first two bytes are a status or the JSON length, the others a body.
 pub(crate) fn http(bytes: &[u8]) {
     let Some((number, body)) = bytes.split_first_chunk() else { return };
     let number = u16::from_le_bytes(*number);
@@ -49,7 +49,7 @@ pub(crate) fn http(bytes: &[u8]) {
     }
 }
 
-/// A message of any type.
+/// A message with any type.
 pub(crate) fn grpc(bytes: &[u8]) {
     // Undecodable messages result in an error.
     let _ = (ReadyResponse::decode(bytes), ModelMetadata::decode(bytes), ConfigResponse::decode(bytes));

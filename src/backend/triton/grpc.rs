@@ -39,8 +39,7 @@ const CONFIG: &str = "/inference.GRPCInferenceService/ModelConfig";
 const READY: &str = "/inference.GRPCInferenceService/ModelReady";
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// Connections to one address. Requests can share one, but Triton runs requests of several connections more in
-/// parallel.
+/// Connections per address. Requests can share one, but Triton runs requests on separate connections more in parallel.
 const CONNECTIONS: usize = 8;
 
 pub(super) struct GrpcClient {
@@ -85,7 +84,7 @@ impl GrpcClient {
         {
             request.metadata_mut().insert(TRACEPARENT, trace);
         }
-        // The first of the least busy, so that sequential requests stay on one connection.
+        // The first among the least busy, so that sequential requests stay on one connection.
         let connection = self.connections.iter().min_by_key(|client| Arc::strong_count(client));
         let connection = Arc::clone(connection.unwrap_or(&self.connections[0]));
         let mut grpc = Grpc::with_origin(Client::clone(&connection), self.origin.clone())
@@ -134,7 +133,7 @@ impl KserveClient for GrpcClient {
     }
 }
 
-/// Classifies a status. One with a source was made by this process, from an error of the connection.
+/// Classifies a status. One with a source was made by this process, from a connection error.
 fn failure(status: &Status) -> AttemptFailure {
     if let Some(source) = std::error::Error::source(status) {
         let is_connect = source.downcast_ref::<ClientError>().is_some_and(ClientError::is_connect);
@@ -158,7 +157,7 @@ fn failure(status: &Status) -> AttemptFailure {
     AttemptFailure::reported(kind, status.message())
 }
 
-/// The `wanted` outputs of a response.
+/// The `wanted` outputs in a response.
 pub(super) fn read_response(response: &InferResponse, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let outputs = outputs.map(|(output, bytes)| (output, Contents::Raw(bytes)));

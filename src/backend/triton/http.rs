@@ -29,15 +29,15 @@ use crate::{
     tensor::Tensor,
 };
 
-/// The length of the JSON in a body. The contents of the tensors follow it, in the order of the JSON.
+/// JSON length in a body. Tensor contents follow it, in JSON order.
 pub(super) const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// All but the unreserved characters of RFC 3986.
+/// All but the unreserved characters in RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 pub(super) struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
-    /// The URL of the model's routes.
+    /// Base URL for the model's routes.
     model_url: String,
     authorization: Option<String>,
 }
@@ -183,7 +183,7 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
     }
 }
 
-/// The `wanted` outputs of a response. All lengths in it are checked.
+/// The `wanted` outputs in a response. All its lengths are checked.
 pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let invalid = AttemptFailure::invalid_response;
     let body = response.body();

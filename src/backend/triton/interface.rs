@@ -1,4 +1,4 @@
-//! The interface of a model on a fleet: its signature, batch size and parameters, from the server's description.
+//! A fleet model's signature, batch size and parameters, from the server's description.
 
 use std::num::NonZeroUsize;
 
@@ -15,19 +15,19 @@ use crate::{
 
 /// Rows per batch if the model sets no limit: enough for a GPU, with little padding.
 const MAX_BATCH_SIZE: usize = 32;
-/// Concurrent batches of one request: some run while others are in transit.
+/// Concurrent batches per request: some run while others are in transit.
 const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
     pub(super) signature: Signature,
     pub(super) schedule: Schedule,
-    /// Of the model's configuration.
+    /// From the model's configuration.
     pub(super) parameters: Parameters,
 }
 
 impl Interface {
-    /// Refuses decoupled models, and tensors of unsupported types.
+    /// Refuses decoupled models, and tensors with unsupported types.
     pub(super) fn of(model: &str, description: Description) -> Result<Self> {
         let Description { metadata, config } = description;
         if config.transaction_policy.is_some_and(|policy| policy.decoupled) {
@@ -61,7 +61,7 @@ fn specs(model: &str, tensors: &[TensorMetadata]) -> Result<Vec<TensorSpec>> {
 /// The batch size that the shapes fix, or the `configured` one, which is 0 if the server sets none.
 fn max_batch_size(signature: &Signature, configured: i32) -> NonZeroUsize {
     let batch_axis = |spec: &TensorSpec| match spec.shape[..] {
-        // The only axis of numbers is that of tokens, but that of strings is the batch axis.
+        // A one-axis tensor has tokens if it contains numbers, but batch rows if it contains strings.
         [side] if spec.element_type == ElementType::Bytes => side,
         [] | [_] => 1,
         [rows, ..] => rows,

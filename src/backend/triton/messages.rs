@@ -1,4 +1,4 @@
-//! The messages of KServe v2 and of Triton's model configuration: field numbers for gRPC, field names for JSON.
+//! Messages in KServe v2 and Triton's model configuration: field numbers for gRPC, field names for JSON.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ pub(super) struct ModelMetadata {
     pub(super) outputs: Vec<TensorMetadata>,
 }
 
-/// A tensor without its contents: of a model's metadata, a request or a response.
+/// A tensor without its contents, in model metadata, a request or a response.
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 pub(super) struct TensorMetadata {
     #[prost(string, tag = "1")]
@@ -37,7 +37,7 @@ pub(super) struct TensorMetadata {
     /// The element type, as KServe v2 spells it.
     #[prost(string, tag = "2")]
     pub(super) datatype: String,
-    /// -1 for an axis of any length.
+    /// -1 for an axis with any length.
     #[prost(int64, repeated, tag = "3")]
     pub(super) shape: Vec<i64>,
 }
@@ -71,7 +71,7 @@ pub(super) struct ConfigParameter {
 #[derive(Clone, Copy, PartialEq, Eq, Message, Deserialize)]
 #[serde(default)]
 pub(super) struct TransactionPolicy {
-    /// Whether the model may send any number of responses to a request.
+    /// Whether the model may send any number of responses per request.
     #[prost(bool, tag = "1")]
     pub(super) decoupled: bool,
 }

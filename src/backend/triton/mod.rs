@@ -42,7 +42,7 @@ use crate::{
     tensor::{Elements, Tensor},
 };
 
-/// The bytes of text that count as one token.
+/// Text bytes that count as one token.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// A model on a fleet, as its servers describe it.
@@ -60,7 +60,7 @@ impl TritonBackend {
         self.interface == other.interface
     }
 
-    /// The parameter `name` of the model's configuration.
+    /// Looks up a parameter in the model's configuration.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.interface.parameters.get(name).map(String::as_str)
     }
@@ -73,7 +73,7 @@ impl TritonBackend {
         backend
     }
 
-    /// Requests only these outputs, in this order. `outputs` are indices into those of the signature.
+    /// Requests only these outputs, in this order. `outputs` are indexes into the signature's outputs.
     pub fn with_outputs(&self, outputs: &[usize]) -> Self {
         let mut backend = self.clone();
         let outputs = outputs.iter().filter_map(|output| self.signature().outputs.get(*output));
@@ -116,7 +116,7 @@ impl Backend for TritonBackend {
     }
 }
 
-/// The number of tokens in an input, including padding.
+/// Tokens in an input, including padding.
 fn tokens(input: &Tensor) -> usize {
     match input.elements() {
         Elements::Bytes(texts) => texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN)).sum(),
@@ -126,7 +126,7 @@ fn tokens(input: &Tensor) -> usize {
 
 /// A model on a fleet whose servers may not be running yet.
 ///
-/// The servers' description of the model is read when it is first needed, and again when a failure suggests that
+/// The servers' model description is read when it is first needed, and again when a failure suggests that
 /// the model was replaced.
 pub struct Fleet {
     client: Arc<FleetClient>,
@@ -135,7 +135,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// The model called `model` on the servers of `config`. Sends no request.
+    /// The model called `model` on the servers in `config`. Sends no request.
     pub fn new(config: &FleetConfig, model: &str) -> Result<Self> {
         let urls: Vec<ServerUrl> = config.urls.iter().map(|url| url.parse()).collect::<Result<_>>()?;
         let uses_tls = urls.iter().any(|url| url.tls);
@@ -150,7 +150,7 @@ impl Fleet {
         Ok(Self { client, timeout: config.timeout(), backend: Mutex::default() })
     }
 
-    /// The name of the model on the fleet.
+    /// Model name on the fleet.
     pub fn model(&self) -> &str {
         &self.client.model
     }
@@ -160,7 +160,7 @@ impl Fleet {
         self.client.pool.is_available()
     }
 
-    /// The earlier of the request's deadline and the fleet's timeout.
+    /// The request's deadline or the fleet's timeout, whichever is earlier.
     pub fn deadline(&self, request: Deadline) -> Deadline {
         request.or_earlier(Deadline::within(self.timeout))
     }
@@ -171,8 +171,8 @@ impl Fleet {
         self.client.pool.disconnect();
     }
 
-    /// Ends a check of the model at startup: fails if the model does not fit, but not if the fleet does not respond,
-    /// and closes all connections.
+    /// Ends a model check at startup: fails if the model does not fit, but not if the fleet does not respond, and
+    /// closes all connections.
     pub fn check_at_start<T>(&self, checked: Result<T>) -> Result<()> {
         self.disconnect();
         match checked {

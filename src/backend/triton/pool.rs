@@ -1,4 +1,4 @@
-//! The endpoints of a fleet: resolved from its URLs at intervals, and chosen by their load and health.
+//! Fleet endpoints: resolved from URLs at intervals, and chosen by load and health.
 
 use std::{
     io,
@@ -70,7 +70,7 @@ impl Pool {
         }
     }
 
-    /// Whether a request may be sent to an endpoint now, as far as is known. Probes those that are due.
+    /// Whether a request may be sent to an endpoint now, as far as is known. Probes endpoints that are due.
     pub(super) fn is_available(&self) -> bool {
         let endpoints = self.endpoints();
         probe_in_background(&endpoints);
@@ -88,7 +88,7 @@ impl Pool {
         endpoints.iter().any(|endpoint| !tried.contains(&endpoint.socket) && is_healthy(endpoint))
     }
 
-    /// Chooses the endpoint with the fewest requests under way, preferably not one of `tried`.
+    /// Chooses the endpoint with the fewest requests under way, preferably one outside `tried`.
     ///
     /// If none is healthy, one that is due for a probe is probed, and chosen if it responds.
     pub(super) async fn choose(self: &Arc<Self>, tried: &[SocketAddr]) -> Attempt<InFlight> {
@@ -136,7 +136,7 @@ impl Pool {
         }
     }
 
-    /// Adds new endpoints and removes those that have gone; the others keep their connections. If a name cannot be
+    /// Adds new endpoints and removes stale ones; the others keep their connections. If a name cannot be
     /// resolved, none are removed.
     async fn resolve(&self) {
         let mut found: Vec<(usize, &ServerUrl, SocketAddr)> = Vec::new();

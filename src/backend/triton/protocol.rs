@@ -1,4 +1,4 @@
-//! The requests of KServe v2, independent of the protocol that carries them.
+//! KServe v2 requests, independent of the protocol that carries them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 /// Larger responses are refused, so that a corrupted length cannot exhaust memory.
 pub(super) const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
 
-/// A server's description of a model.
+/// A server's model description.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Description {
     pub(super) metadata: ModelMetadata,
@@ -25,7 +25,7 @@ pub(super) struct Description {
     pub(super) config: ModelConfig,
 }
 
-/// Parameters of a model's configuration or of a request, by name.
+/// Model configuration or request parameters, by name.
 pub(super) type Parameters = BTreeMap<String, String>;
 
 /// An inference request, encoded once for all attempts.
@@ -37,7 +37,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Encodes `inputs`, which are in the signature's order, and requests all outputs of the signature.
+    /// Encodes `inputs`, which are in signature order, and requests all signature outputs.
     pub(super) fn new(signature: &Signature, inputs: &[Tensor], parameters: Parameters) -> Self {
         let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| {
             let shape = tensor.shape().iter().map(|side| *side as i64).collect();
@@ -48,7 +48,7 @@ impl Call {
     }
 }
 
-/// A client of one model on one server.
+/// A client for one model on one server.
 #[async_trait]
 pub(super) trait KserveClient: Send + Sync {
     async fn metadata(&self) -> Attempt<ModelMetadata>;
@@ -73,7 +73,7 @@ pub(super) trait KserveClient: Send + Sync {
     }
 }
 
-/// The unit of Triton's `timeout` parameter.
+/// Unit for Triton's `timeout` parameter.
 pub(super) fn microseconds(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX)
 }

@@ -10,14 +10,14 @@ pub(super) const MAX_ATTEMPTS: usize = 4;
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
-/// The pause after `attempts` failed attempts, with full jitter: `fraction`, from 0 to 1, of a bound that doubles
-/// with each attempt.
+/// The pause after `attempts` failed attempts, with full jitter: `fraction`, from 0 to 1, of a bound that
+/// doubles with each attempt.
 pub(super) fn pause(attempts: usize, fraction: f64) -> Duration {
     let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
     (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE).mul_f64(fraction)
 }
 
-/// Limits retries to a share of the requests, so that they do not multiply the load on a fleet that is overloaded.
+/// Limits retries to a share of the requests, so that they do not multiply the load on an overloaded fleet.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
     /// In hundredths of a retry.

@@ -1,4 +1,4 @@
-//! URLs of servers: scheme, host, port and path prefix.
+//! Server URLs: scheme, host, port and path prefix.
 
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ pub(super) enum Protocol {
     Grpc,
 }
 
-/// The scheme of a URL, its protocol, whether it uses TLS, and its default port: Triton's ports, or that of HTTPS.
+/// URL scheme, protocol, whether it uses TLS, and the default port: Triton's, or 443 for HTTPS.
 const SCHEMES: [(&str, Protocol, bool, u16); 4] = [
     ("http", Protocol::Http, false, 8000),
     ("https", Protocol::Http, true, 443),
@@ -21,7 +21,7 @@ const SCHEMES: [(&str, Protocol, bool, u16); 4] = [
     ("grpcs", Protocol::Grpc, true, 443),
 ];
 
-/// The URL of one server, or of several behind one name.
+/// URL for one server, or for several behind one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServerUrl {
     pub(super) protocol: Protocol,
@@ -29,7 +29,7 @@ pub(super) struct ServerUrl {
     /// A name, which may resolve to several addresses, or an IP address.
     pub(super) host: String,
     pub(super) port: u16,
-    /// The path in front of every route, for servers behind a gateway; empty, or with a leading slash.
+    /// Path prefix in front of every route, for servers behind a gateway; empty, or with a leading slash.
     prefix: String,
 }
 
@@ -60,7 +60,7 @@ impl FromStr for ServerUrl {
     }
 }
 
-/// The URL that requests are sent to, whose scheme is that of HTTP for both protocols.
+/// Request URL, whose scheme is `http` or `https` for both protocols.
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tls, host, port, prefix, .. } = self;

@@ -1,4 +1,4 @@
-//! The settings of an embedding model: its outputs, limits and prompts.
+//! Embedding settings: outputs, limits and prompts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,16 +18,16 @@ use crate::{
     },
 };
 
-/// A kind of vectors that a text can have.
+/// A text's vector kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum VectorKind {
     /// A vector for the text.
     Dense,
-    /// A weight for each token of the vocabulary.
+    /// One weight per vocabulary token.
     Sparse,
-    /// A vector for each token of the text.
+    /// One vector per token.
     MultiVector,
 }
 
@@ -41,38 +41,38 @@ impl fmt::Display for VectorKind {
     }
 }
 
-/// The settings of an embedding model, from its files. It has at least one output, and all of them come from one run.
+/// Embedding settings, from the model's files. At least one output; all come from one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct EmbeddingSettings {
-    /// The settings of dense vectors, if the model has them.
+    /// `None` if the model has no dense vectors.
     pub dense: Option<DenseSettings>,
-    /// The settings of sparse vectors, if the model has them.
+    /// `None` if the model has no sparse vectors.
     pub sparse: Option<SparseSettings>,
-    /// The settings of multi-vectors, for late interaction, if the model has them.
+    /// `None` if the model has no multi-vectors for late interaction.
     pub multi_vector: Option<Box<MultiVectorSettings>>,
-    /// The maximum number of tokens of a text, special tokens included.
+    /// Maximum tokens per text, special tokens included.
     pub max_tokens: usize,
-    /// The name of the default prompt.
+    /// Default prompt name.
     pub default_prompt: Option<String>,
     /// The texts that are put before inputs, by name.
     pub prompts: BTreeMap<String, String>,
 }
 
-/// How the vector of a text is read from an output of the graph.
+/// Dense vector settings: the graph output, and how it is pooled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseSettings {
-    /// The name of the output: a vector for each token, or for each text if the graph pools.
+    /// Output name; one vector per token, or per text if the graph pools.
     pub output: String,
-    /// How the vectors of tokens become the vector of their text.
+    /// Pooling mode.
     pub pooling: Pooling,
     /// Whether vectors are scaled to length 1 by default.
     pub normalize: bool,
-    /// The number of values per vector.
+    /// Values per vector.
     pub dimensions: usize,
 }
 
-/// The settings in a manifest, where those of dense vectors are among the others.
+/// Manifest settings, with the dense settings flattened.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -135,7 +135,7 @@ impl From<EmbeddingSettings> for Table {
 }
 
 impl EmbeddingSettings {
-    /// The kinds of vectors of the model, and the number of dimensions of each.
+    /// The model's vector kinds with their dimensions.
     pub fn outputs(&self) -> Vec<(VectorKind, usize)> {
         let dense = self.dense.as_ref().map(|dense| (VectorKind::Dense, dense.dimensions));
         let sparse = self.sparse.as_ref().map(|sparse| (VectorKind::Sparse, sparse.dimensions));
@@ -143,27 +143,27 @@ impl EmbeddingSettings {
         [dense, sparse, multi].into_iter().flatten().collect()
     }
 
-    /// The place of vectors of this kind among the outputs of the model; `None` if it has none.
+    /// Index of the outputs for this kind; `None` if the model has none.
     pub fn place(&self, kind: VectorKind) -> Option<usize> {
         self.outputs().iter().position(|(found, _)| *found == kind)
     }
 
-    /// Whether the model has vectors of this kind.
+    /// Whether the model has this vector kind.
     pub fn has(&self, kind: VectorKind) -> bool {
         self.place(kind).is_some()
     }
 
-    /// The settings of dense vectors; an error for a model without them.
+    /// Dense settings; an error for a model without dense vectors.
     pub fn dense(&self) -> Result<&DenseSettings> {
         self.dense.as_ref().ok_or_else(|| self.lacks(VectorKind::Dense))
     }
 
-    /// The settings of sparse vectors; an error for a model without them.
+    /// Sparse settings; an error for a model without sparse vectors.
     pub fn sparse(&self) -> Result<&SparseSettings> {
         self.sparse.as_ref().ok_or_else(|| self.lacks(VectorKind::Sparse))
     }
 
-    /// The settings of multi-vectors; an error for a model without them.
+    /// Multi-vector settings; an error for a model without multi-vectors.
     pub fn multi_vector(&self) -> Result<&MultiVectorSettings> {
         self.multi_vector.as_deref().ok_or_else(|| self.lacks(VectorKind::MultiVector))
     }
@@ -193,8 +193,8 @@ impl EmbeddingSettings {
         Err(Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}")))
     }
 
-    /// The name of the prompt for a role, such as `query` or `search_document`, or with this name. `None`, which is the
-    /// default prompt, if the model has no prompt for the role.
+    /// Prompt name for a role, such as `query` or `search_document`, or for a prompt with this name. `None` selects the
+    /// default prompt, if the model has none for the role.
     pub fn prompt_name(&self, role: &str) -> Result<Option<&str>> {
         let prompts = &self.prompts;
         if let Some((name, _)) = prompts.get_key_value(role) {
@@ -218,7 +218,7 @@ impl EmbeddingSettings {
         self.sparse.as_ref()?.queries.as_deref()
     }
 
-    /// The form of texts in a role, if the model has one for it.
+    /// Text form for a role, if the model has one.
     pub(in crate::pipeline) fn form(&self, role: TextRole) -> Option<&RoleSettings> {
         let of_queries = self.static_queries().filter(|_| role == TextRole::Query);
         let form = of_queries.map(|queries| &queries.form);
@@ -226,7 +226,7 @@ impl EmbeddingSettings {
         form.filter(|form| **form != RoleSettings::default())
     }
 
-    /// The role of texts with a prompt of this name: documents, unless the name is one for queries.
+    /// Role for a prompt name: documents, unless the name is a query prompt.
     pub(in crate::pipeline) fn text_role(&self, name: Option<&str>) -> TextRole {
         let name = name.or(self.default_prompt.as_deref());
         name.and_then(roles::text_role).unwrap_or(TextRole::Document)

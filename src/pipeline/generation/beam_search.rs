@@ -1,5 +1,5 @@
 //! Beam search with the results of `transformers` 4.50 and later, down to the large negative numbers that it adds to
-//! the scores of beams it sets aside.
+//! discarded beams' scores.
 
 use super::{
     config::GenerationConfig,
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::error::Result;
 
-/// Added to the score of a hypothesis that is set aside, so that these keep their order.
+/// Added to a discarded hypothesis's score, so that discarded ones keep their order.
 const ASIDE: f32 = -1e9;
 
-/// The beams of one source.
+/// Beams for one source.
 #[derive(Debug)]
 pub(super) struct BeamSearch<'a> {
     config: &'a GenerationConfig,
@@ -20,7 +20,7 @@ pub(super) struct BeamSearch<'a> {
     running: Vec<Hypothesis>,
     /// The best finished hypotheses, in descending order; always as many as there are beams.
     finished: Vec<Finished>,
-    /// Whether a running hypothesis may still become one of the best.
+    /// Whether a running hypothesis may still rank among the best.
     can_improve: bool,
     random: fastrand::Rng,
 }
@@ -87,7 +87,7 @@ impl<'a> BeamSearch<'a> {
         Ok(order.iter().map(continuation).collect())
     }
 
-    /// The processed scores of each beam. At the first step all beams share one row.
+    /// Processed scores per beam. At the first step all beams share one row.
     fn rows<'b>(&self, logits: &'b mut [f32], width: usize) -> Result<Vec<Row<'b>>> {
         let mut processed = Vec::with_capacity(self.running.len());
         for (scores, hypothesis) in logits.chunks_exact_mut(width).zip(&self.running) {
@@ -117,7 +117,7 @@ impl<'a> BeamSearch<'a> {
         if !self.config.samples() {
             return top(rows, count);
         }
-        // The top of scores with Gumbel noise is a sample without replacement.
+        // The top scores with Gumbel noise are a sample without replacement.
         let noisy: Vec<Vec<f32>> = rows
             .iter()
             .map(|row| row.scores.iter().map(|score| row.total(*score) + gumbel(&mut self.random)).collect())
@@ -143,7 +143,7 @@ impl<'a> BeamSearch<'a> {
         let settled = aside_if(self.is_settled());
         let divisor = self.divisor(length);
         for (index, (hypothesis, ended)) in extended.iter().zip(ended).enumerate() {
-            // Candidates beyond the number of beams can only continue.
+            // Candidates past the first `num_beams` can only continue.
             let has_ended = *ended && index < self.config.num_beams;
             // Added one by one, since `transformers` rounds after each.
             let score =
@@ -161,7 +161,7 @@ impl<'a> BeamSearch<'a> {
             && self.finished.iter().all(|finished| finished.has_ended)
     }
 
-    /// The length penalty of a hypothesis of `length` tokens, the start token included.
+    /// Length penalty for a hypothesis with `length` tokens, the start token included.
     fn divisor(&self, length: usize) -> f32 {
         ((length - 1) as f64).powf(f64::from(self.config.length_penalty)) as f32
     }

@@ -8,23 +8,23 @@ use serde_json::{Map, Value};
 use super::settings::{EarlyStopping, GenerationOptions, GenerationSettings, TokenIds};
 use crate::error::{Error, Result};
 
-/// The default number of generated tokens in `transformers`.
+/// Default `max_new_tokens` in `transformers`.
 const DEFAULT_NEW_TOKENS: usize = 20;
 /// The default `top_k` in `transformers`.
 const DEFAULT_TOP_K: usize = 50;
-/// The maximum of `num_beams` and `num_return_sequences`: each is a row of the decoder's cache.
+/// Maximum for `num_beams` and `num_return_sequences`: each is a row in the decoder's cache.
 pub const MAX_BEAMS: usize = 64;
 
 /// The limits that a model sets to generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The number of tokens in the vocabulary.
+    /// Vocabulary size in tokens.
     pub vocabulary: usize,
-    /// The maximum number of tokens of a target, the decoder's start token included.
+    /// Maximum target length in tokens, the decoder's start token included.
     pub max_length: usize,
 }
 
-/// A complete configuration of a generation. It serializes to the options of `generate` that request it.
+/// A complete generation configuration. It serializes to the `generate` options that request it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationConfig {
     /// Below 0 if the decoder has no start token.
@@ -117,7 +117,7 @@ impl GenerationConfig {
         options
     }
 
-    /// Whether tokens are sampled instead of chosen by their rank.
+    /// Whether tokens are sampled instead of chosen by rank.
     pub fn samples(&self) -> bool {
         self.sampling.is_some()
     }
@@ -127,7 +127,7 @@ impl GenerationConfig {
         self.start_id
     }
 
-    /// The maximum number of decoder rows per source.
+    /// Maximum decoder rows per source.
     pub fn rows(&self) -> usize {
         if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }
     }
@@ -137,19 +137,19 @@ impl GenerationConfig {
         self.num_beams > 1
     }
 
-    /// The number of targets per source.
+    /// Targets per source.
     pub fn num_return_sequences(&self) -> usize {
         self.num_return_sequences
     }
 
-    /// The maximum number of tokens of the target of a source with `source_tokens`, the start token included.
+    /// Maximum target length for a source with `source_tokens`, in tokens, the start token included.
     pub fn max_length(&self, source_tokens: usize) -> usize {
         let by_source = self.length_factor.map(|factor| 1 + (factor * source_tokens as f32).ceil() as usize);
         self.max_length.min(by_source.unwrap_or(usize::MAX))
     }
 
-    /// The same configuration for a decoder that scores only the tokens of `shortlist`: token ids become indexes
-    /// into it, and others are dropped. It has to contain the [required](Self::required_ids) ids.
+    /// Adapts the configuration to a decoder that scores only the tokens in `shortlist`: token ids become shortlist
+    /// indexes, and other ids are dropped. The list must contain the [required](Self::required_ids) ids.
     #[must_use]
     pub fn within(&self, shortlist: &[i64]) -> Self {
         let index = |id: &i64| shortlist.binary_search(id).ok().map(|index| index as i64);
@@ -170,7 +170,7 @@ impl GenerationConfig {
         }
     }
 
-    /// The ids that a shortlist has to contain: start, end-of-sequence and forced tokens.
+    /// Ids that every shortlist contains: start, end-of-sequence and forced tokens.
     pub fn required_ids(&self) -> impl Iterator<Item = i64> {
         let start = Some(self.start_id).filter(|id| !is_negative(id));
         self.eos_ids
@@ -227,8 +227,8 @@ fn num_return_sequences(options: &GenerationOptions, num_beams: usize, samples: 
     Ok(found)
 }
 
-/// The maximum and the minimum number of tokens of a target, the start token included. A minimum that the request does
-/// not set yields to its maximum.
+/// Maximum and minimum target length in tokens, the start token included. A minimum that the request does not set
+/// yields to its maximum.
 fn lengths(
     options: &GenerationOptions,
     settings: &GenerationSettings,
@@ -289,7 +289,7 @@ fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
     }))
 }
 
-/// The forbidden runs of tokens, without those that are a single end-of-sequence token.
+/// Forbidden token sequences, without single end-of-sequence tokens.
 fn bad_words(words: Vec<Vec<i64>>, eos_ids: &[i64]) -> Result<Vec<Vec<i64>>> {
     if words.iter().any(Vec::is_empty) {
         return Err(Error::invalid("expected tokens in each of `bad_words_ids`, but found none"));

@@ -1,4 +1,4 @@
-//! The loop that runs a decoder step by step for a batch of sources.
+//! Runs a decoder step by step for a batch of sources.
 
 use super::{
     beam_search::BeamSearch,
@@ -14,16 +14,15 @@ use crate::{
 /// A source sequence whose target is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceInfo {
-    /// The number of its tokens, special tokens included.
+    /// Source length in tokens, special tokens included.
     pub length: usize,
     /// Its index in the request, which is added to the seed when sampling.
     pub number: usize,
 }
 
-/// Generates the targets of `sources`, for which the decoder starts with one row each: for each source
-/// `num_return_sequences` of them, the best first.
+/// Generates `num_return_sequences` targets per source, the best first. The decoder starts with one row per source.
 ///
-/// - A source whose targets are finished leaves the batch.
+/// - Finished sources leave the batch.
 /// - The loop ends at the maximum length and fails at the deadline, whatever the decoder returns.
 pub fn generate(
     decoder: &mut dyn Decoder,
@@ -32,7 +31,7 @@ pub fn generate(
     deadline: Deadline,
 ) -> Result<Vec<Vec<Generated>>> {
     let mut targets: Vec<Targets<'_>> = sources.iter().map(|source| Targets::new(config, *source)).collect();
-    // The decoder rows of each source; 0 once it is finished.
+    // Decoder rows per source; 0 once it is finished.
     let mut rows = vec![1; targets.len()];
     let mut tokens = vec![config.start(); targets.len()];
     while !tokens.is_empty() {
@@ -64,7 +63,7 @@ pub fn generate(
     Ok(targets.into_iter().map(Targets::finish).collect())
 }
 
-/// The targets of one source.
+/// Targets for one source.
 #[derive(Debug)]
 enum Targets<'a> {
     Sampled(Sampler<'a>),

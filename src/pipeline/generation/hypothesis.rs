@@ -9,7 +9,7 @@ pub struct Generated {
     pub score: Option<f32>,
 }
 
-/// The next token of a row.
+/// A row's next token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Continuation {
     /// The decoder row that it continues.

@@ -1,4 +1,4 @@
-//! The logits processors and warpers of `transformers`, in its order and with its corner cases.
+//! Logits processors and warpers from `transformers`, in its order and with its corner cases.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::error::Result;
 const NEVER: f32 = f32::NEG_INFINITY;
 
 impl GenerationConfig {
-    /// Whether [`process`](Self::process) computes with scores, rather than only setting some to minus infinity. The
-    /// scores of a beam then have to be log-probabilities beforehand.
+    /// Whether [`process`](Self::process) computes with scores, rather than only setting some to minus infinity. Beam
+    /// scores must then be log-probabilities beforehand.
     pub(super) fn needs_log_probabilities(&self, ids: &[i64], max_length: usize) -> bool {
         self.repetition_penalty != 1.0
             || self.samples()
@@ -31,8 +31,8 @@ impl GenerationConfig {
         }
     }
 
-    /// Processes the scores of the token after `ids`, which include the start token, in a sequence of at most
-    /// `max_length` tokens.
+    /// Processes the next token's scores after `ids`, which include the start token, in a sequence with at
+    /// most `max_length` tokens.
     pub(super) fn process(&self, ids: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
         if self.repetition_penalty != 1.0 {
             penalize_repetition(ids, self.repetition_penalty, scores);
@@ -54,17 +54,17 @@ impl GenerationConfig {
             forbid(self.begin_suppress_tokens.iter().copied(), scores);
         }
         if let Some(sampling) = &self.sampling {
-            // A beam needs a second token if its best one is an end of sequence.
+            // A beam needs a second token if its best one ends the sequence.
             sampling.warp(if self.num_beams > 1 { self.eos_ids.len() + 1 } else { 1 }, scores);
         }
-        // Greedy decoding depends only on the order of the scores.
+        // Greedy decoding depends only on score order.
         if self.renormalize_logits && (self.num_beams > 1 || self.samples()) {
             log_softmax(scores)?;
         }
         Ok(())
     }
 
-    /// The random numbers for source `number` of a request.
+    /// Random numbers for source `number` in a request.
     pub(super) fn random(&self, number: usize) -> fastrand::Rng {
         let seed = self.sampling.and_then(|sampling| sampling.seed);
         seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64))).unwrap_or_default()
@@ -76,7 +76,7 @@ impl Sampling {
     fn warp(&self, min_kept: usize, scores: &mut [f32]) {
         if self.temperature != 1.0 {
             let largest = largest(scores);
-            // Quotients of a tiny temperature are infinite: only those of differences from the best score can be used.
+            // A tiny temperature makes quotients infinite: only differences from the best score can be divided.
             let origin =
                 if largest.is_finite() && !(largest / self.temperature).is_finite() { largest } else { 0.0 };
             scores.iter_mut().for_each(|score| *score = (*score - origin) / self.temperature);
@@ -104,7 +104,7 @@ impl Sampling {
     }
 }
 
-/// Replaces the score of a token, if the token has one.
+/// Replaces a token's score, if it has one.
 fn set(scores: &mut [f32], token: i64, change: impl FnOnce(f32) -> f32) {
     if let Some(score) = usize::try_from(token).ok().and_then(|token| scores.get_mut(token)) {
         *score = change(*score);
@@ -115,7 +115,7 @@ fn forbid(tokens: impl IntoIterator<Item = i64>, scores: &mut [f32]) {
     tokens.into_iter().for_each(|token| set(scores, token, |_| NEVER));
 }
 
-/// Penalizes each token of the sequence once, the start token included.
+/// Penalizes each token in the sequence once, the start token included.
 fn penalize_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
     for token in ids.iter().collect::<BTreeSet<_>>() {
         // A tiny penalty prefers a token to all others, and does not make its score infinite.
@@ -129,7 +129,7 @@ fn penalize_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
     }
 }
 
-/// The tokens that would repeat an n-gram of `size` tokens.
+/// Tokens that would repeat an n-gram with `size` tokens.
 fn repeated(ids: &[i64], size: usize) -> impl Iterator<Item = i64> {
     let last = if ids.len() + 1 < size { None } else { ids.get(ids.len() + 1 - size..) };
     let ngrams = ids.windows(size);
@@ -145,7 +145,7 @@ fn completes(ids: &[i64], word: &[i64]) -> Option<i64> {
     (before.is_empty() || (word.len() <= ids.len() && ids.ends_with(before))).then_some(*last)
 }
 
-/// Keeps the `count` best scores, and those equal to the last of them.
+/// Keeps the `count` best scores, and ties with the last.
 fn keep_top_k(count: usize, scores: &mut [f32]) {
     if count >= scores.len() {
         return;
@@ -173,7 +173,7 @@ fn keep_top_p(mass: f32, min_kept: usize, scores: &mut [f32]) {
     }
 }
 
-/// The probability of each token.
+/// Probability per token.
 fn probabilities(scores: &[f32]) -> Vec<f32> {
     let largest = largest(scores);
     let powers: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
@@ -181,13 +181,13 @@ fn probabilities(scores: &[f32]) -> Vec<f32> {
     powers.into_iter().map(|power| (f64::from(power) / sum) as f32).collect()
 }
 
-/// The expected information of a token, in nats.
+/// Entropy in nats.
 fn entropy(probabilities: &[f32]) -> f32 {
     let possible = probabilities.iter().filter(|share| **share > 0.0);
     possible.map(|share| -share * share.ln()).sum()
 }
 
-/// Keeps the tokens with at least a share of the likeliest token's probability, and at least `min_kept`.
+/// Keeps tokens whose probability is at least `share` times the highest, and at least `min_kept` tokens.
 fn keep_min_p(share: f32, min_kept: usize, scores: &mut [f32]) {
     let probabilities = probabilities(scores);
     let least = share * largest(&probabilities);
@@ -197,7 +197,7 @@ fn keep_min_p(share: f32, min_kept: usize, scores: &mut [f32]) {
     improbable.for_each(|token| scores[token] = NEVER);
 }
 
-/// Keeps the tokens of at least the probability `least`, and at least the `min_kept` best.
+/// Keeps tokens with at least the probability `least`, and at least the `min_kept` best.
 fn keep_probable(probabilities: &[f32], least: f32, min_kept: usize, scores: &mut [f32]) {
     let mut sorted = scores.to_vec();
     let last = min_kept.min(sorted.len()).saturating_sub(1);

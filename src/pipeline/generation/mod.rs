@@ -1,5 +1,5 @@
-//! Token-by-token generation with the semantics of `generate` in `transformers`: greedy decoding, sampling and beam
-//! search.
+//! Token-by-token generation with the semantics of `generate` in `transformers`: greedy decoding,
+//! sampling and beam search.
 
 mod beam_search;
 mod config;

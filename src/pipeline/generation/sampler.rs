@@ -1,4 +1,4 @@
-//! Greedy decoding and sampling: the sequences of a source are independent of one another.
+//! Greedy decoding and sampling: a source's sequences are independent.
 
 use super::{
     config::GenerationConfig,
@@ -7,14 +7,14 @@ use super::{
 };
 use crate::error::Result;
 
-/// The sequences of one source.
+/// Sequences for one source.
 #[derive(Debug)]
 pub(super) struct Sampler<'a> {
     config: &'a GenerationConfig,
     max_length: usize,
-    /// The token ids of each sequence, the start token included.
+    /// Token ids per sequence, the start token included.
     sequences: Vec<Vec<i64>>,
-    /// The unfinished sequences, in the order of their rows.
+    /// Unfinished sequences, in row order.
     live: Vec<usize>,
     random: fastrand::Rng,
 }
@@ -30,7 +30,7 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Appends one token to each sequence and returns the continuations of those that are unfinished.
+    /// Appends one token to each sequence. Returns continuations for unfinished sequences.
     pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let mut rows: Vec<&mut [f32]> = logits.chunks_exact_mut(width).collect();
         let (mut next, mut live) = (Vec::with_capacity(self.live.len()), Vec::new());
@@ -61,7 +61,7 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// The token at quantile `point` (0 to 1) of the distribution that `scores` are the logits of.
+/// Draws the token at quantile `point` (0 to 1) in the distribution with logits `scores`.
 fn draw(scores: &[f32], point: f32) -> Result<usize> {
     let largest = largest(scores);
     if !largest.is_finite() {

@@ -1,4 +1,4 @@
-//! Arithmetic on the scores of a vocabulary, some 100,000 per row and step: loops that the compiler vectorizes.
+//! Arithmetic on vocabulary scores, some 100,000 per row and step: loops that the compiler vectorizes.
 
 use multiversion::multiversion;
 
@@ -11,24 +11,24 @@ const BLOCK: usize = 8 * LANES;
 /// Scores per single-precision sum, few enough for its accuracy and for the L1 cache.
 const CHUNK: usize = 32 * BLOCK;
 
-/// A possible continuation of a beam.
+/// A possible beam continuation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
-    /// The score of the hypothesis with this token.
+    /// Hypothesis score with this token.
     pub(super) score: f32,
     pub(super) beam: usize,
     pub(super) token: usize,
 }
 
-/// The scores of the tokens that may continue a hypothesis.
+/// Scores for the tokens that may continue a hypothesis.
 #[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
     pub(super) scores: &'a [f32],
-    /// An upper bound of each block of scores.
+    /// Upper bound per score block.
     pub(super) bounds: Vec<f32>,
-    /// To be subtracted from each score, which saves one pass of writing.
+    /// To be subtracted from each score, which saves one write pass.
     pub(super) shift: f32,
-    /// The score of the hypothesis so far.
+    /// Hypothesis score so far.
     pub(super) base: f32,
 }
 
@@ -38,13 +38,13 @@ impl<'a> Row<'a> {
         Self { scores, bounds: bounds(scores), shift: 0.0, base: 0.0 }
     }
 
-    /// The score of the hypothesis with a token of this score.
+    /// Hypothesis score with a token that has this score.
     pub(super) fn total(&self, score: f32) -> f32 {
         score - self.shift + self.base
     }
 }
 
-/// The maximum of each block.
+/// Maximum per block.
 pub(super) fn bounds(scores: &[f32]) -> Vec<f32> {
     scores.chunks(BLOCK).map(largest).collect()
 }
@@ -55,10 +55,9 @@ pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// The log of the sum of exponentials, which turns scores into log-probabilities when subtracted, and the bounds of
-/// the blocks.
+/// Log-sum-exp, which turns scores into log-probabilities when subtracted, and the block bounds.
 ///
-/// One pass over memory: the exponentials of each chunk are relative to its own maximum.
+/// One pass over memory: each chunk's exponentials are relative to its own maximum.
 pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     let mut bounds = Vec::with_capacity(scores.len().div_ceil(BLOCK));
     let mut sums = Vec::with_capacity(scores.len().div_ceil(CHUNK));
@@ -71,7 +70,7 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     if shift.is_finite() { Ok((shift, bounds)) } else { Err(not_a_number()) }
 }
 
-/// The index of the maximum, the first of equals.
+/// Index of the maximum; the first of equals.
 pub(super) fn best(scores: &[f32]) -> Result<usize> {
     let is_nan = scores.iter().fold(0_u32, |count, score| count + u32::from(score.is_nan())) > 0;
     let largest = largest(scores);
@@ -96,15 +95,15 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// The maximum of a chunk and the sum of exponentials relative to it; appends the bounds of its blocks.
+/// A chunk's maximum and its sum of exponentials relative to it; appends its block bounds.
 ///
-/// The hot loop of beam search: every score of every beam at every step. Each target computes the same sums, four
+/// The hot loop in beam search: every score for every beam at every step. Each target computes the same sums, four
 /// scores at a time on any processor and eight with AVX2.
 #[multiversion(targets("x86_64+avx2"))]
 fn sum_of_chunk(chunk: &[f32], bounds: &mut Vec<f32>) -> (f32, f32) {
     let before = bounds.len();
     bounds.extend(chunk.chunks(BLOCK).map(largest));
-    // A chunk of minus infinity has a finite maximum and negligible exponentials.
+    // A chunk with only minus infinity has a finite maximum and negligible exponentials.
     let highest = largest(&bounds[before..]).max(f32::MIN);
     (highest, sum_of_powers(chunk, highest))
 }
@@ -140,7 +139,7 @@ fn power(x: f32) -> f32 {
     fraction * f32::from_bits(exponent)
 }
 
-/// The `count` best continuations of all beams, in descending order; equals keep the order of the input.
+/// The `count` best continuations across all beams, in descending order; equals keep the input order.
 pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
     for (beam, row) in beams.iter().enumerate() {
@@ -197,7 +196,7 @@ mod tests {
             assert!(log_softmax(&mut [0.0, nonsense]).is_err(), "{nonsense}");
         }
         assert!(log_softmax(&mut [f32::NEG_INFINITY; 3]).is_err());
-        // Scores of minus infinity add nothing, however many there are, and bounds stay valid.
+        // Any number of minus-infinity scores adds nothing, and bounds stay valid.
         scores[CHUNK..2 * CHUNK].fill(f32::NEG_INFINITY);
         let (shift, bounds) = log_sum(&scores).unwrap();
         let allowed = scores.iter().filter(|score| score.is_finite());

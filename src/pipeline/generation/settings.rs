@@ -1,4 +1,4 @@
-//! The generation settings of a model, and the options of a request.
+//! Model generation settings and request options.
 
 use std::collections::BTreeSet;
 
@@ -11,74 +11,74 @@ use serde_json::Value;
 pub struct GenerationSettings {
     /// The decoder's start token; -1 if it has none.
     pub decoder_start_token_id: i64,
-    /// The end-of-sequence tokens; at least one.
+    /// End-of-sequence tokens; at least one.
     pub eos_token_ids: Vec<i64>,
-    /// The token that follows the end of a sequence.
+    /// Token that pads finished sequences.
     pub pad_token_id: i64,
-    /// The maximum number of steps, as a multiple of the source's tokens.
+    /// Maximum steps, as a multiple of the source's token count.
     pub length_factor: Option<f32>,
     /// Defaults for everything that a request may set.
     #[serde(default)]
     pub defaults: GenerationOptions,
 }
 
-/// The options of `generate` in `transformers`, by its names. An unset option takes the model's default, then that
-/// of `transformers`.
+/// Options for `generate`, named as in `transformers`. An unset option takes the model's default, then the
+/// default in `transformers`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationOptions {
-    /// The maximum number of tokens, the decoder's start token included.
+    /// Maximum tokens, the decoder's start token included.
     pub max_length: Option<usize>,
-    /// The maximum number of generated tokens; takes precedence over `max_length`.
+    /// Maximum generated tokens; takes precedence over `max_length`.
     pub max_new_tokens: Option<usize>,
-    /// The minimum number of tokens, the decoder's start token included.
+    /// Minimum tokens, the decoder's start token included.
     pub min_length: Option<usize>,
-    /// The minimum number of generated tokens.
+    /// Minimum generated tokens.
     pub min_new_tokens: Option<usize>,
-    /// The number of beams; 1 is greedy decoding.
+    /// Beam count; 1 is greedy decoding.
     pub num_beams: Option<usize>,
-    /// The number of returned sequences, the best first.
+    /// Sequences to return, the best first.
     pub num_return_sequences: Option<usize>,
-    /// The exponent of the length by which a beam's score is divided.
+    /// Exponent: a beam's score is divided by its length to this power.
     pub length_penalty: Option<f32>,
     /// When beam search stops.
     pub early_stopping: Option<EarlyStopping>,
-    /// The length of the n-grams that may occur only once; 0 for no limit.
+    /// Length of n-grams that may occur only once; 0 for no limit.
     pub no_repeat_ngram_size: Option<usize>,
     /// The penalty on tokens that have occurred; 1 for none.
     pub repetition_penalty: Option<f32>,
-    /// Sequences of tokens that are never generated.
+    /// Token sequences that are never generated.
     pub bad_words_ids: Option<Vec<Vec<i64>>>,
     /// Tokens that are never generated.
     pub suppress_tokens: Option<Vec<i64>>,
     /// Tokens that are never generated first.
     pub begin_suppress_tokens: Option<Vec<i64>>,
-    /// The decoder's start token, instead of the model's. A list has one.
+    /// Decoder start token, instead of the model's. A list has exactly one token.
     #[serde(deserialize_with = "single_token")]
     pub decoder_start_token_id: Option<i64>,
     /// The first generated token.
     pub forced_bos_token_id: Option<i64>,
-    /// The last token of a sequence that reaches its maximum length; of several, the likeliest.
+    /// Last token for a sequence that reaches its maximum length; of several, the likeliest.
     pub forced_eos_token_id: Option<TokenIds>,
     /// Whether scores are normalized again after all processors.
     pub renormalize_logits: Option<bool>,
     /// Whether tokens are sampled.
     pub do_sample: Option<bool>,
-    /// The divisor of the scores before sampling.
+    /// Score divisor before sampling.
     pub temperature: Option<f32>,
-    /// Sample among this many of the likeliest tokens; 0 for all.
+    /// Sample among this many likeliest tokens; 0 for all.
     pub top_k: Option<usize>,
     /// Sample among the likeliest tokens that together have this probability.
     pub top_p: Option<f32>,
-    /// Sample among the tokens that have at least this share of the likeliest token's probability.
+    /// Sample among tokens whose probability is at least this share of the highest.
     pub min_p: Option<f32>,
     /// Sample among the tokens whose information is nearest to the expected one and that together have this probability.
     pub typical_p: Option<f32>,
-    /// Sample among the tokens of at least this probability.
+    /// Sample among tokens with at least this probability.
     pub epsilon_cutoff: Option<f32>,
-    /// Sample among the tokens of at least this probability, or one that depends on the entropy, if it is lower.
+    /// Sample among tokens with at least this probability, or one that depends on the entropy, if it is lower.
     pub eta_cutoff: Option<f32>,
-    /// The seed of the sampling: the same seed gives the same sequences.
+    /// Sampling seed: the same seed gives the same sequences.
     pub seed: Option<u64>,
 }
 
@@ -93,7 +93,7 @@ pub enum TokenIds {
 }
 
 impl TokenIds {
-    /// The ids, a single one in the form of a number.
+    /// Wraps ids; a single one takes the number form.
     pub fn new(ids: &[i64]) -> Option<Self> {
         match ids {
             [] => None,
@@ -102,7 +102,7 @@ impl TokenIds {
         }
     }
 
-    /// All of them.
+    /// All ids.
     pub fn as_slice(&self) -> &[i64] {
         match self {
             Self::One(id) => std::slice::from_ref(id),
@@ -111,7 +111,7 @@ impl TokenIds {
     }
 }
 
-/// A token, alone or as the only one of a list.
+/// A token, alone or as a one-element list.
 fn single_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
     let Some(ids) = Option::<TokenIds>::deserialize(deserializer)? else { return Ok(None) };
     match ids.as_slice() {
@@ -124,7 +124,7 @@ fn single_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub enum EarlyStopping {
-    /// When no running beam is likely to become better than the worst of a full set: `false`.
+    /// `false`: stop when no running beam is likely to beat the worst in a full set.
     #[default]
     Likely,
     /// As soon as the set is full: `true`.
@@ -170,16 +170,16 @@ impl GenerationOptions {
         "seed",
     ];
 
-    /// The names of all options.
+    /// All option names.
     pub fn names() -> BTreeSet<String> {
         let options = serde_json::to_value(Self::default()).unwrap_or_default();
         options.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
     }
 
-    /// These options, with unset ones taken from `defaults`.
+    /// Takes unset options from `defaults`.
     ///
-    /// A length in either unit replaces the default in both, so that `max_length` of a request takes precedence
-    /// over `max_new_tokens` of the model.
+    /// A length in either unit replaces the default in both, so that a request's `max_length` takes precedence over the
+    /// model's `max_new_tokens`.
     pub fn or(&self, defaults: &Self) -> Self {
         let sets_max = self.max_length.is_some() || self.max_new_tokens.is_some();
         let sets_min = self.min_length.is_some() || self.min_new_tokens.is_some();

@@ -23,26 +23,26 @@ use crate::{
     },
 };
 
-/// The maximum number of decoder rows of a batch: sentences times beams or samples.
+/// Maximum decoder rows per batch: sentences times beams or samples.
 const MAX_ROWS: usize = 32;
-/// The maximum number of source and target tokens of a batch: 0.4 GB of cache for M2M100-418M.
+/// Maximum source and target tokens per batch: 0.4 GB of cache for M2M100-418M.
 const MAX_TOKENS: usize = 4096;
-/// The unknown token of a Bergamot model, which is never generated.
+/// The unknown token in Bergamot models, which is never generated.
 const UNKNOWN_ID: u32 = 1;
 
 /// A sentence to translate.
 #[derive(Debug)]
 pub(super) struct SourceSentence {
-    /// The input of the encoder.
+    /// Encoder input.
     pub(super) ids: Vec<i64>,
-    /// The token that selects the language of the target.
+    /// Target language token.
     pub(super) language: Option<LanguageToken>,
 }
 
-/// The input of an encoder, and the configuration of its decoder.
+/// Encoder input and decoder configuration.
 #[derive(Clone, Debug)]
 pub struct Decoding {
-    /// The input of the encoder.
+    /// Encoder input.
     pub sources: SourceBatch,
     /// With token ids as indexes into the shortlist, if there is one.
     pub config: GenerationConfig,
@@ -68,10 +68,10 @@ impl Decoding {
     }
 }
 
-/// The work of a translation request.
+/// A translation request's work.
 pub(super) struct Seq2SeqWork<'a> {
     pub(super) sentences: &'a [SourceSentence],
-    /// By the language of the target.
+    /// By target language.
     pub(super) configs: BTreeMap<Option<LanguageToken>, GenerationConfig>,
     /// The options that the model uses for a request without any.
     pub(super) default_options: Map<String, Value>,
@@ -130,7 +130,7 @@ struct Batch<'a> {
 }
 
 impl Seq2SeqWork<'_> {
-    /// Batches of sentences of similar length, the longest first. `size` gives the size of a batch by its
+    /// Batches of sentences with similar length, the longest first. `size` returns a batch's maximum size, from its
     /// configuration and its longest sentence.
     fn batches(&self, size: impl Fn(&GenerationConfig, usize) -> usize) -> Vec<Batch<'_>> {
         let mut batches = Vec::new();

@@ -1,4 +1,4 @@
-//! Languages by any of their names: the model's own code, an ISO 639 code, or the English name.
+//! Resolves languages by any name: the model's own code, an ISO 639 code, or the English name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,10 +46,10 @@ const ENGLISH_NAMES: [(&str, &str); 9] = [
     ("norwegian", "nor"),
     ("swahili", "swa"),
 ];
-/// The minimum similarity of a suggested name.
+/// Minimum similarity for a suggested name.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// The languages of one side of a model, by all their names.
+/// Source or target languages, by all their names.
 #[derive(Clone, Debug, Default)]
 struct LanguageNames {
     codes: BTreeSet<String>,
@@ -69,9 +69,9 @@ impl LanguageNames {
         names
     }
 
-    /// The code of a language by its name in the request's field `field`.
+    /// Resolves the language in the request field `field`.
     ///
-    /// Refuses unknown and ambiguous names; the error has the nearest known name.
+    /// Refuses unknown and ambiguous names; the error suggests the nearest known name.
     fn find(&self, field: &str, name: &str) -> Result<&str> {
         if let Some(code) = self.codes.get(name) {
             return Ok(code);
@@ -96,7 +96,7 @@ impl LanguageNames {
         }
     }
 
-    /// The codes of the language of another code, as `pt` for `pt-BR`.
+    /// Codes for the same language as another code, as `pt` for `pt-BR`.
     fn of_same_language(&self, name: &str) -> Option<&BTreeSet<String>> {
         let code = language(name)?.to_639_3();
         let individual = || INDIVIDUAL.iter().find(|(macrolanguage, _)| *macrolanguage == code);
@@ -104,7 +104,7 @@ impl LanguageNames {
     }
 
     fn unknown(&self, field: &str, name: &str) -> Error {
-        /// The maximum number of characters of a name in an error.
+        /// Maximum characters of a name in an error.
         const MAX_SHOWN: usize = 40;
         let shown: String = name.chars().take(MAX_SHOWN).collect();
         let hint = match self.nearest(&shown) {
@@ -135,7 +135,7 @@ impl LanguageNames {
     }
 }
 
-/// All names of the language with this code.
+/// All names for the language with this code.
 fn names_of(code: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::from([code.to_owned(), code.replace('_', "-")]);
     let Some(language) = language(code) else { return names };
@@ -152,7 +152,7 @@ fn names_of(code: &str) -> BTreeSet<String> {
     names
 }
 
-/// Whether the model's code covers the suffix of a requested name: any country, or a script if the code has none.
+/// Whether the model's code covers the suffix in a requested name: any country, or a script if the code has none.
 fn is_covered(name: &str, code: &str) -> bool {
     let Some((_, suffix)) = name.split_once(['_', '-']) else { return true };
     let is_number = suffix.bytes().all(|byte| byte.is_ascii_digit());
@@ -160,7 +160,7 @@ fn is_covered(name: &str, code: &str) -> bool {
     is_country || (suffix.len() == 4 && !code.contains('_'))
 }
 
-/// The language of a code such as `pt`, `por`, `por_Latn` or `pt-BR`, or of a common English name.
+/// Parses a code such as `pt`, `por`, `por_Latn` or `pt-BR`, or a common English name.
 fn language(name: &str) -> Option<Language> {
     let first = name.split(['_', '-']).next().unwrap_or(name).to_lowercase();
     let by_code = match first.len() {
@@ -175,7 +175,7 @@ fn language(name: &str) -> Option<Language> {
 /// A language for lists.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListedLanguage {
-    /// The code of ISO 639-1 if it has one, otherwise that of the model.
+    /// ISO 639-1 code if there is one, otherwise the model's code.
     pub code: String,
     /// The English name.
     pub name: String,
@@ -194,36 +194,36 @@ impl ListedLanguage {
     }
 }
 
-/// The languages in a request, by any of their names.
+/// Languages in a request, by any name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestedLanguages<'a> {
-    /// The language of the texts.
+    /// Source language.
     pub source: Option<&'a str>,
     /// The language to translate to.
     pub target: Option<&'a str>,
 }
 
-/// The languages of a translation, by the model's codes.
+/// Translation languages, by the model's codes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LanguagePair {
-    /// The language of the text.
+    /// Source language.
     pub source: String,
-    /// The language of the translation.
+    /// Target language.
     pub target: String,
 }
 
-/// The languages of a model, by all their names.
+/// A model's languages, by all their names.
 #[derive(Clone, Debug)]
 pub struct Directions {
     sources: LanguageNames,
     targets: LanguageNames,
-    /// The targets of each source, if the model does not translate between all of its languages.
+    /// Targets per source, if the model does not translate between all its languages.
     pairs: Option<BTreeMap<String, BTreeSet<String>>>,
 }
 
 impl Directions {
-    /// The languages of a model with these settings.
+    /// Indexes the languages in a model's settings.
     pub fn new(languages: &Languages) -> Self {
         let mut pairs = None;
         let (sources, targets) = match languages {
@@ -247,7 +247,7 @@ impl Directions {
         Self { sources, targets, pairs }
     }
 
-    /// The languages of a request. The only language of a side is its default.
+    /// Resolves a request's languages. A side with a single language defaults to it.
     pub fn find(&self, requested: RequestedLanguages<'_>) -> Result<LanguagePair> {
         let found = match self.named(requested)? {
             (Some(source), Some(target)) => {
@@ -279,13 +279,13 @@ impl Directions {
         )))
     }
 
-    /// The source and the target of a request, as far as it names them or the model has only one.
+    /// A request's source and target, as far as it names them or the model has only one.
     pub(super) fn named(&self, requested: RequestedLanguages<'_>) -> Result<(Option<&str>, Option<&str>)> {
         let source = pick(&self.sources, "src_lang", requested.source)?;
         Ok((source, pick(&self.targets, "tgt_lang", requested.target)?))
     }
 
-    /// The code of a target language.
+    /// Resolves a target language to its code.
     pub fn find_target(&self, name: &str) -> Result<&str> {
         self.targets.find("tgt_lang", name)
     }
@@ -300,7 +300,7 @@ impl Directions {
         LanguagePair { source, target }
     }
 
-    /// The codes of the source and of the target languages.
+    /// Source codes and target codes.
     pub fn codes(&self) -> [&BTreeSet<String>; 2] {
         [&self.sources.codes, &self.targets.codes]
     }
@@ -310,7 +310,7 @@ impl Directions {
         let listed = |names: &LanguageNames| {
             let language = |code: &String| {
                 let language = ListedLanguage::new(code);
-                // Several scripts of a language have the same short code.
+                // Several scripts for one language have the same short code.
                 let is_unique = names.find("", &language.code).is_ok_and(|found| found == code);
                 if is_unique { language } else { ListedLanguage { code: code.clone(), ..language } }
             };
@@ -319,13 +319,13 @@ impl Directions {
         (listed(&self.sources), listed(&self.targets))
     }
 
-    /// Whether the model translates between two languages of its lists.
+    /// Whether the model translates between two listed languages.
     pub fn translates(&self, source: &ListedLanguage, target: &ListedLanguage) -> bool {
         let pair = RequestedLanguages { source: Some(&source.code), target: Some(&target.code) };
         self.pairs.is_none() || self.has(pair)
     }
 
-    /// The number of target languages.
+    /// Target language count.
     pub fn count(&self) -> usize {
         self.targets.codes.len()
     }

@@ -34,12 +34,12 @@ pub struct Seq2SeqPipeline {
     executor: Executor<LocalGenerator, RemoteGenerator>,
 }
 
-/// The generated texts of a request.
+/// Texts generated for a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedTexts {
     /// For each text `num_return_sequences`, the best first.
     pub texts: Vec<Vec<GeneratedText>>,
-    /// The languages of each text, by the model's codes.
+    /// Languages per text, by the model's codes.
     pub pairs: Vec<LanguagePair>,
     /// The tokens and the time that they took.
     pub usage: Usage,
@@ -50,11 +50,11 @@ pub struct GeneratedTexts {
 pub struct GeneratedText {
     /// The whole text, joined from its sentences.
     pub text: String,
-    /// The sum of the scores of its sentences; `None` without beam search.
+    /// Sum of its sentences' scores; `None` without beam search.
     pub score: Option<f32>,
 }
 
-/// The targets of sources that are token ids.
+/// Targets for token-id sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedIds {
     /// For each source `num_return_sequences`, the best first, each with the decoder's start token.
@@ -65,12 +65,12 @@ pub struct GeneratedIds {
     pub location: Location,
 }
 
-/// The parts of a model.
+/// Model parts.
 #[derive(Debug)]
 pub struct Seq2SeqParts {
-    /// The tokenizer of sources.
+    /// Source tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The tokenizer of targets.
+    /// Target tokenizer.
     pub target: Arc<Tokenizer>,
     /// Restricts the vocabulary by the source, if the model has one.
     pub shortlist: Option<Arc<Shortlist>>,
@@ -78,16 +78,16 @@ pub struct Seq2SeqParts {
     pub route: Route<Arc<dyn Seq2SeqBackend>>,
 }
 
-/// The texts of a request as sentences.
+/// A request's texts, split into sentences.
 struct Plan {
-    /// The layout of each text, with its languages.
+    /// Each text's segments and languages.
     texts: Vec<(Vec<Segment<String>>, LanguagePair)>,
     sentences: Vec<SourceSentence>,
     truncated: Vec<usize>,
 }
 
 impl Seq2SeqPipeline {
-    /// A pipeline of a model's parts.
+    /// Assembles a pipeline from a model's parts.
     pub fn new(parts: Seq2SeqParts, settings: Seq2SeqSettings) -> Result<Self> {
         let Seq2SeqParts { tokenizer, target, shortlist, route } = parts;
         if settings.generation.eos_token_ids.is_empty() {
@@ -104,17 +104,17 @@ impl Seq2SeqPipeline {
         })
     }
 
-    /// The tokenizer of sources.
+    /// Source tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.sources.tokenizer
     }
 
-    /// The settings in the manifest of the bundle.
+    /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &Seq2SeqSettings {
         &self.sources.settings
     }
 
-    /// The languages of the model.
+    /// The model's languages.
     pub fn directions(&self) -> &Directions {
         &self.sources.directions
     }
@@ -129,12 +129,12 @@ impl Seq2SeqPipeline {
         self.executor.has_fleet()
     }
 
-    /// Refuses a model of another kind on the fleet; a fleet that does not respond is not an error.
+    /// Fails if the fleet's model is of another kind; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         self.executor.check_fleet(deadline).await
     }
 
-    /// The tokens of a text that is one sentence, as the encoder reads them.
+    /// Tokens for a single-sentence text, as the encoder reads them.
     pub fn tokens(
         &self,
         text: &str,
@@ -185,7 +185,7 @@ impl Seq2SeqPipeline {
         Ok(GeneratedTexts { texts, pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(), usage })
     }
 
-    /// Generates the targets of token ids, special tokens included.
+    /// Generates targets for token ids, special tokens included.
     pub async fn generate_ids(
         &self,
         sources: Vec<Vec<u32>>,
@@ -217,7 +217,7 @@ impl Seq2SeqPipeline {
         let start = Some(config.start()).filter(|start| *start >= 0);
         let row = |target: Generated| start.into_iter().chain(target.ids).collect();
         let rows = generated.into_iter().map(|targets| targets.into_iter().map(row).collect()).collect();
-        // `transformers` takes a padding of 0 for none with beam search, and pads with the end of the sequence.
+        // With beam search, `transformers` treats padding 0 as unset and pads with the end-of-sequence token.
         let (pad, eos) = (settings.generation.pad_token_id, settings.generation.eos_token_ids.first());
         let pad = match eos {
             Some(eos) if pad == 0 && has_beams => *eos,
@@ -226,7 +226,7 @@ impl Seq2SeqPipeline {
         Ok(GeneratedIds { rows, pad, location })
     }
 
-    /// The input of the encoder and the configuration of the decoder for a text that is not split.
+    /// Encoder input and decoder configuration for an unsplit text.
     pub fn decoding_of(&self, text: &str, options: &Seq2SeqOptions) -> Result<Decoding> {
         let options =
             Seq2SeqOptions { split: Some(Split::Never), truncate: true, max_sentences: 1, ..options.clone() };
@@ -285,7 +285,7 @@ impl Seq2SeqPipeline {
         tokenize(size, deadline, move || plan(&sources, &texts, &options, deadline)).await
     }
 
-    /// A translation of a text from those of its sentences with the same rank.
+    /// Joins equally ranked sentence translations into a text.
     fn assemble(
         &self,
         layout: &[Segment<String>],
@@ -341,7 +341,7 @@ fn plan(
             )));
         }
         truncated.extend(prepared.is_truncated.then_some(index));
-        // The text of the sentences is no longer needed.
+        // The sentence texts are no longer needed.
         let owned = prepared.layout.into_iter().map(|segment| match segment {
             Segment::Sentence(_) => Segment::Sentence(String::new()),
             Segment::Space(space) => Segment::Space(space.to_owned()),

@@ -1,5 +1,5 @@
-//! Generation on a fleet: it takes the ids of sources and returns the ids of whole targets, since a network call per
-//! token would be far too slow.
+//! Generation on a fleet, with source ids in and complete target ids out, since a network call per token
+//! would be far too slow.
 
 use std::{
     collections::BTreeSet,
@@ -24,8 +24,7 @@ use crate::{
 pub const TARGETS: &str = "generated_indices";
 /// The optional output with their scores.
 pub const SCORES: &str = "sequences_scores";
-/// The parameter in a model's configuration that lists the options of `generate` that a request may set, and the
-/// parameter of a request that sets them.
+/// Model parameter that lists the `generate` options that a request may set, and the request parameter that sets them.
 pub const OPTIONS: &str = "generate_parameters";
 /// The option that selects the target language.
 const LANGUAGE: &str = "forced_bos_token_id";
@@ -38,18 +37,18 @@ pub(super) struct RemoteGenerator {
     has_scores: bool,
     /// The options that a request may set.
     options: BTreeSet<String>,
-    /// The first token of a target in another language than requested. A model without the option [`LANGUAGE`]
+    /// First token of a target in another language than requested. A model without the option [`LANGUAGE`]
     /// always generates the same.
     observed_language: Arc<Mutex<Option<i64>>>,
 }
 
-/// The configuration of a request's targets in one language.
+/// Configuration for a request's targets in one language.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RemoteRequest<'a> {
     pub(super) config: &'a GenerationConfig,
     /// The options that the model uses for a request without any.
     pub(super) default_options: &'a Map<String, Value>,
-    /// The first token of the targets, if it selects the language.
+    /// First target token, if it selects the language.
     pub(super) first_token: Option<i64>,
 }
 
@@ -124,7 +123,7 @@ impl RemoteGenerator {
         }
     }
 
-    /// Generates the targets of `rows`: for each `num_return_sequences`, the best first. Refuses targets in another
+    /// Generates `num_return_sequences` targets for each row in `rows`, the best first. Refuses targets in another
     /// language than requested.
     pub(super) async fn generate(
         &self,

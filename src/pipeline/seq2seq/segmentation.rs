@@ -2,8 +2,8 @@
 
 use unicode_segmentation::UnicodeSegmentation;
 
-/// Abbreviations of several languages, in lower case, that do not end a sentence: a missed end costs less than a
-/// sentence cut in two.
+/// Abbreviations from several languages, in lower case, that do not end a sentence: a missed end costs less than
+/// a sentence cut in two.
 const ABBREVIATIONS: [&str; 60] = [
     "adj", "adm", "apt", "art", "ave", "bspw", "bzw", "ca", "cap", "capt", "cf", "cit", "co", "col", "dept",
     "dr", "dra", "ed", "eds", "eg", "e.g", "etc", "ex", "exa", "exmo", "fig", "gen", "gov", "hon", "ie",
@@ -11,7 +11,7 @@ const ABBREVIATIONS: [&str; 60] = [
     "pag", "pág", "prof", "profa", "rev", "sgt", "sr", "sra", "srta", "st", "tel", "usw", "vol", "vs",
 ];
 
-/// A part of a text.
+/// A text segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum Segment<S> {
     /// A sentence, without white space around it.
@@ -20,8 +20,8 @@ pub(in crate::pipeline) enum Segment<S> {
     Space(S),
 }
 
-/// The segments of a text, which add up to it. Line breaks end sentences. A text of more than `max` sentences is read no
-/// further than to the next one.
+/// Splits a text into segments that add up to it. Line breaks end sentences. If there are more than `max` sentences,
+/// reading stops after the first excess one.
 pub(in crate::pipeline) fn split(text: &str, max: usize) -> Vec<Segment<&str>> {
     let (mut segments, mut found) = (Vec::new(), 0);
     for line in text.split_inclusive(['\n', '\r', '\u{2028}', '\u{2029}']) {
@@ -60,7 +60,7 @@ fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) -> bool {
     true
 }
 
-/// The sentences of a line, each with the white space after it.
+/// A line's sentences, each with the white space after it.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let mut begin = 0;
     line.split_sentence_bound_indices().filter_map(move |(index, piece)| {
@@ -85,7 +85,7 @@ fn continues(sentence: &str, next: &str) -> bool {
     is_initial || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
-/// The halves of a sentence that is too long, cut at the white space nearest to its middle; `None` for a single word.
+/// Halves a too long sentence at the white space nearest to its middle; `None` for a single word.
 pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
     let middle = sentence.len() / 2;
     let spaces = sentence.char_indices().filter(|(_, letter)| letter.is_whitespace()).map(|(index, _)| index);
@@ -95,8 +95,8 @@ pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
     (!before.is_empty() && !after.is_empty()).then_some((before, after))
 }
 
-/// Joins the segments of a text, with its sentences replaced by `translations` in their order, and with a space
-/// between adjacent sentences if the target language needs one.
+/// Joins a text's segments, with its sentences replaced by `translations` in order, and with a space between adjacent
+/// sentences if the target language needs one.
 pub(super) fn join<S: AsRef<str>>(
     segments: &[Segment<S>],
     translations: &[String],

@@ -1,4 +1,4 @@
-//! The section `[seq2seq]` of a manifest.
+//! The manifest section `[seq2seq]`.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use crate::{
     pipeline::generation::{GenerationOptions, GenerationSettings},
 };
 
-/// The settings of a model with an encoder and a decoder.
+/// Encoder-decoder settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seq2SeqSettings {
-    /// The maximum number of tokens of a source, special tokens included.
+    /// Maximum tokens per source, special tokens included.
     pub max_tokens: usize,
-    /// The number of the decoder's positions: the maximum number of tokens it is fed, the start token included.
+    /// Decoder positions: the maximum tokens it is fed, the start token included.
     pub max_positions: usize,
     /// Put before each text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub prefix: String,
-    /// The tokens of the tokenizer that the model does not have.
+    /// Tokenizer tokens that the model does not have.
     pub unknown_tokens: Option<UnknownTokens>,
-    /// The file of the target tokenizer, if it is not that of the source.
+    /// Target tokenizer file, if it differs from the source's.
     pub target_tokenizer: Option<String>,
-    /// The file of the lexical shortlist.
+    /// Lexical shortlist file.
     pub shortlist: Option<String>,
     /// The graph that runs once per token.
     pub decoder: Decoder,
@@ -34,11 +34,11 @@ pub struct Seq2SeqSettings {
     pub generation: GenerationSettings,
 }
 
-/// The tokens of a tokenizer that a model does not have.
+/// Tokenizer tokens that a model does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnknownTokens {
-    /// The first of them; all following ids are unknown, too.
+    /// First unknown id; all following ids are unknown, too.
     pub from: u32,
     /// The id that the model reads instead.
     pub read_as: u32,
@@ -55,26 +55,26 @@ impl UnknownTokens {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
-    /// The name of the graph's file in the bundle.
+    /// Graph file name in the bundle.
     pub graph: String,
-    /// The inputs and outputs of the graph.
+    /// Graph inputs and outputs.
     pub signature: Signature,
 }
 
 impl Decoder {
-    /// The number of scores per row, if it is fixed.
+    /// Scores per row, if fixed.
     pub fn vocabulary(&self) -> Option<usize> {
         let logits = &self.signature.outputs[self.signature.output("logits")?];
         logits.shape.last().and_then(|side| usize::try_from(*side).ok())
     }
 }
 
-/// How the languages of a model are selected. Sources of models that translate end with the first of
+/// Language selection. Sources for translation models end with the first of
 /// [`eos_token_ids`](GenerationSettings::eos_token_ids).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Languages {
-    /// The model does not translate: texts are never split, and their special tokens are those of the tokenizer.
+    /// The model does not translate: texts are never split, and the tokenizer adds the special tokens.
     None,
     /// The model has one pair.
     Pair {
@@ -87,17 +87,16 @@ pub enum Languages {
     Prefix {
         /// The source language.
         source: String,
-        /// The tokens of the target languages.
+        /// Target language tokens.
         targets: BTreeMap<String, i64>,
     },
-    /// By a token for the source next to the text, and a token for the target at the start of the generated text
-    /// (M2M100, NLLB, mBART).
+    /// By a source token next to the text, and a target token at the start of the generated text (M2M100, NLLB, mBART).
     Tokens {
-        /// The tokens of all languages.
+        /// Language tokens by code.
         codes: BTreeMap<String, i64>,
-        /// The position of the source's token.
+        /// Source token position.
         side: TokenSide,
-        /// The position of the target's token.
+        /// Target token position.
         #[serde(default, skip_serializing_if = "TargetToken::is_default")]
         target: TargetToken,
     },
@@ -108,7 +107,7 @@ pub enum Languages {
     },
 }
 
-/// The position of a language token relative to its text.
+/// A language token's position relative to its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TokenSide {
@@ -118,7 +117,7 @@ pub enum TokenSide {
     After,
 }
 
-/// The position of a language token relative to the text that is generated.
+/// A language token's position relative to the generated text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TargetToken {
@@ -135,7 +134,7 @@ impl TargetToken {
     }
 }
 
-/// The token that selects the language of a text that is generated.
+/// Token that selects the target language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LanguageToken {
     pub(super) id: i64,
@@ -143,7 +142,7 @@ pub(super) struct LanguageToken {
 }
 
 impl LanguageToken {
-    /// The id of a token that is generated.
+    /// Token id, if it is generated.
     pub(super) fn first(self) -> Option<i64> {
         (self.position == TargetToken::First).then_some(self.id)
     }

@@ -1,21 +1,21 @@
-//! Lexical shortlists: the tokens that a translation may contain, given the tokens of its source.
+//! Lexical shortlists: the tokens that a translation may contain, given its source's tokens.
 //!
-//! With some 700 candidates instead of 32,000 a small model skips most of the work of each step. A list has the ids that
-//! are always allowed, and for each source token its likely translations.
+//! With some 700 candidates instead of 32,000 a small model skips most work in each step. A list has the ids that are
+//! always allowed, and each source token's likely translations.
 
 use crate::error::{Error, Result};
 
 /// The format and its version.
 const MAGIC: [u8; 8] = *b"KIVUSHL1";
-/// The bytes of the magic number and of the lengths of the parts.
+/// Magic number and part lengths, in bytes.
 const HEADER: usize = MAGIC.len() + 3 * 4;
 
-/// The allowed target tokens for each source token.
+/// Allowed target tokens per source token.
 ///
 /// # File format
-/// Little-endian 32-bit numbers: after the magic number, the number of always-allowed ids, the number of source tokens
-/// and the number of entries; for each source token the index of its first entry, and the end of the last one's
-/// entries; the entries, ascending for each source token.
+/// Little-endian 32-bit numbers: after the magic number, three counts (always-allowed ids, source tokens, entries);
+/// for each source token the index of its first entry, and the end of the last one's entries; the entries,
+/// ascending per source token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortlist {
     always: u32,
@@ -24,7 +24,7 @@ pub struct Shortlist {
 }
 
 impl Shortlist {
-    /// Always allows the ids below `always`, and for each source token those in its element of `lists`.
+    /// Always allows the ids below `always`; `lists` has the ids allowed by each source token.
     pub fn new(always: u32, lists: impl IntoIterator<Item = Vec<u32>>) -> Self {
         let (mut begins, mut entries) = (vec![0], Vec::new());
         for mut list in lists {
@@ -36,7 +36,7 @@ impl Shortlist {
         Self { always, begins, entries }
     }
 
-    /// Reads the contents of a file, which is not trusted.
+    /// Reads untrusted file contents.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let damaged = || Error::model(format!("expected a shortlist, but found {} other bytes", bytes.len()));
         let (header, numbers) = bytes.split_at_checked(HEADER).ok_or_else(damaged)?;
@@ -56,7 +56,7 @@ impl Shortlist {
         Ok(Self { always, begins, entries: list })
     }
 
-    /// The contents of a file that [`Shortlist::from_bytes`] reads.
+    /// File contents that [`Shortlist::from_bytes`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let counts = [self.always, self.begins.len() as u32 - 1, self.entries.len() as u32];
         let numbers = counts.iter().chain(&self.begins).chain(&self.entries);
@@ -68,7 +68,7 @@ impl Shortlist {
         self.entries.iter().copied().max().unwrap_or(0).max(self.always.saturating_sub(1))
     }
 
-    /// The ids that a translation of `source` may contain, ascending: with the ids of `source`, without the id
+    /// Ids that a translation of `source` may contain, ascending, including the ids in `source`, without the id
     /// `without`. Ids beyond the list allow nothing.
     pub fn allowed(&self, source: &[u32], without: u32) -> Vec<i64> {
         let known = source.iter().filter(|id| (**id as usize) < self.begins.len() - 1);

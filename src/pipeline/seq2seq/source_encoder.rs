@@ -1,4 +1,4 @@
-//! Texts to the inputs of the encoder: sentences, with the special tokens of the model's family around them.
+//! Texts to encoder inputs: sentences, with the special tokens of the model's family around them.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
@@ -25,45 +25,45 @@ pub enum Split {
     Never,
 }
 
-/// The options of a request.
+/// Request options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seq2SeqOptions {
-    /// The language of the texts, by any of its names.
+    /// Source language, by any name.
     pub source: Option<String>,
-    /// The language to translate to, by any of its names.
+    /// Target language, by any name.
     pub target: Option<String>,
-    /// When texts are split; depends on the kind of model by default.
+    /// When texts are split; the default depends on the model kind.
     pub split: Option<Split>,
-    /// Whether sentences that are too long are truncated instead of refused.
+    /// Whether too long sentences are truncated instead of refused.
     pub truncate: bool,
     /// Whether spaces before punctuation are removed.
     pub clean_up_spaces: bool,
-    /// Overrides of the model's generation settings.
+    /// Overrides for the model's generation settings.
     pub generation: GenerationOptions,
-    /// The maximum number of sentences in all texts.
+    /// Maximum sentences in all texts.
     pub max_sentences: usize,
 }
 
-/// Whether special tokens are among the tokens of a text.
+/// Whether a text's tokens include special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
     /// With the model's special tokens around the text.
     Added,
-    /// The tokens of the text only.
+    /// Text tokens only.
     LeftOut,
 }
 
-/// A text as inputs of the encoder.
+/// A text as encoder inputs.
 #[derive(Debug)]
 pub(super) struct PreparedText<'a> {
     pub(super) pair: LanguagePair,
     pub(super) layout: Vec<Segment<&'a str>>,
-    /// The token ids of each sentence.
+    /// Token ids per sentence.
     pub(super) sentences: Vec<Vec<i64>>,
     pub(super) is_truncated: bool,
 }
 
-/// The source tokenizer of a model, with its languages.
+/// A model's source tokenizer with its languages.
 #[derive(Debug)]
 pub(super) struct SourceEncoder {
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -72,7 +72,7 @@ pub(super) struct SourceEncoder {
 }
 
 impl SourceEncoder {
-    /// Prepares a text. Tokenization stops beyond the maximum number of sentences; the caller refuses the text.
+    /// Prepares a text. Tokenization stops beyond the sentence limit; the caller refuses the text.
     pub(super) fn prepare<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
         if !self.translates() {
             return self.prepare_whole(text, options);
@@ -105,7 +105,7 @@ impl SourceEncoder {
         self.settings.languages != Languages::None
     }
 
-    /// Prepares a text of a model that does not translate: as a whole, with the model's prefix.
+    /// Prepares a text for a model that does not translate: as a whole, with the model's prefix.
     fn prepare_whole<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
         for (field, language) in [("src_lang", &options.source), ("tgt_lang", &options.target)] {
             if language.is_some() {
@@ -127,7 +127,7 @@ impl SourceEncoder {
         Ok(PreparedText { pair, layout: vec![Segment::Sentence(text)], sentences, is_truncated })
     }
 
-    /// The prefix and the special tokens of texts in these languages.
+    /// Prefix and special tokens for texts in these languages.
     fn frame(&self, pair: &LanguagePair) -> Result<Frame<'_>> {
         let prefix = match &self.settings.languages {
             Languages::Instructions { pairs } => {
@@ -140,7 +140,7 @@ impl SourceEncoder {
         Ok(Frame { prefix: prefix.map_or("", String::as_str), special, limit })
     }
 
-    /// The ids of a text with its prefix; `None` if they are certainly too many.
+    /// Ids for a text with its prefix; `None` if they are certainly too many.
     fn ids_within(&self, whole: &str, frame: &Frame<'_>) -> Result<Option<Vec<i64>>> {
         if whole.len() > reach(frame.limit) || self.exceeds(whole, frame.limit)? {
             return Ok(None);
@@ -148,8 +148,8 @@ impl SourceEncoder {
         self.ids(whole).map(Some)
     }
 
-    /// Whether a text certainly has more than `limit` tokens, by as little of its beginning as possible. A long text is
-    /// halved until its parts are short enough, and would be tokenized as often.
+    /// Whether a text certainly exceeds `limit` tokens, judged by its shortest sufficient prefix. A long text is halved
+    /// until its parts are short enough, and would otherwise be tokenized at every halving.
     fn exceeds(&self, text: &str, limit: usize) -> Result<bool> {
         const MIN_BYTES: usize = 256;
         const BYTES_PER_TOKEN: usize = 8;
@@ -201,8 +201,8 @@ impl SourceEncoder {
         Ok(())
     }
 
-    /// The ids of a text with its prefix, truncated or refused if there are too many, and whether it was truncated. `ids`
-    /// are none if the text is certainly too long.
+    /// Ids for a text with its prefix, truncated or refused if there are too many, and whether it was truncated. `ids`
+    /// is `None` if the text is certainly too long.
     fn limited(
         &self,
         text: &str,
@@ -235,8 +235,8 @@ impl SourceEncoder {
         Ok((ids, true))
     }
 
-    /// The target language of a text like `>>code<< …`, for models whose own tokenizer reads it. It overrides that of the
-    /// request, so that the texts of a request may have different targets.
+    /// Target language in a text like `>>code<< …`, for models whose own tokenizer reads it. It overrides the
+    /// request's, so that texts in one request may have different targets.
     fn written_target<'a: 'b, 'b>(
         &self,
         text: &'a str,
@@ -252,9 +252,9 @@ impl SourceEncoder {
         }
     }
 
-    /// The tokens of a text that is one sentence; spans count characters of the whole text.
+    /// Tokens for a single-sentence text; spans count characters from the start of the text.
     ///
-    /// A language is required if its token is one of the requested special tokens.
+    /// A language is required if its token is among the requested special tokens.
     pub(super) fn tokens(
         &self,
         text: &str,
@@ -308,7 +308,7 @@ impl SourceEncoder {
         Ok(ids.filter_map(|id| self.model_id(id)).map(i64::from).collect())
     }
 
-    /// The model's id for a token of the tokenizer; `None` for a token that the model must not read.
+    /// The model's id for a tokenizer token; `None` for a token that the model must not read.
     fn model_id(&self, id: u32) -> Option<u32> {
         let id = self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
         // In a text, `</s>` is an ordinary string for Bergamot models, but its tokenizer returns the special token.
@@ -343,7 +343,7 @@ impl SourceEncoder {
         Ok(special)
     }
 
-    /// The token that selects the language of targets, if there is one.
+    /// Token that selects the target language, if there is one.
     pub(super) fn target_token(&self, target: &str) -> Option<LanguageToken> {
         match &self.settings.languages {
             Languages::Tokens { codes, target: position, .. } => {
@@ -365,12 +365,12 @@ impl SourceEncoder {
     }
 }
 
-/// The prefix and the special tokens of a text.
+/// A text's prefix and special tokens.
 #[derive(Debug)]
 struct Frame<'a> {
     prefix: &'a str,
     special: SpecialIds,
-    /// The limit of tokens of the prefix and the text.
+    /// Maximum tokens for prefix and text.
     limit: usize,
 }
 
@@ -395,7 +395,7 @@ impl SpecialIds {
         self.before.len() + self.after.len()
     }
 
-    /// The ids of a text with those around them.
+    /// Adds the surrounding ids to a text's ids.
     fn around(&self, ids: &[i64]) -> Vec<i64> {
         [&self.before[..], ids, &self.after].concat()
     }

@@ -17,9 +17,9 @@ pub use self::{
     push::push,
 };
 
-/// The name of the object with the digest of the newest bundle.
+/// Name of the object with the newest bundle's digest.
 const LATEST: &str = "latest";
-/// The metadata key for the BLAKE3 of an object's contents.
+/// Metadata key for the BLAKE3 of an object's contents.
 const BLAKE3: &str = "blake3";
 
 /// Opens the bundle at `url`, which is `…/NAME` for the latest one, or `…/NAME/DIGEST`.
@@ -43,7 +43,7 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     Ok(bundle)
 }
 
-/// The digest in the object [`LATEST`] of the bundle `name`.
+/// Newest digest of the bundle `name`, from the object [`LATEST`].
 fn latest(store: &Store, name: &Url) -> Result<String> {
     let place = name.join(LATEST);
     let (bytes, _) = store.read(&place)?.ok_or_else(|| {
@@ -54,7 +54,7 @@ fn latest(store: &Store, name: &Url) -> Result<String> {
     digest_in(&bytes, &place)
 }
 
-/// Parses the contents of an object [`LATEST`].
+/// Parses a [`LATEST`] object.
 fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
     let digest = String::from_utf8_lossy(bytes).trim().to_owned();
     if is_digest(&digest) {

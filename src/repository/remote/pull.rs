@@ -52,7 +52,7 @@ fn open_cached(bundle: &Bundle, cache: &Path) -> Option<Bundle> {
     Bundle::open(&cache.join(bundle.digest())).ok().filter(|known| known.digest() == bundle.digest())
 }
 
-/// Fetches the bundle into the folder `cache`, in place of a damaged one.
+/// Fetches the bundle into the folder `cache`, replacing a damaged one.
 pub fn refetch(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
     let folder = cache.join(bundle.digest());
     let unique = || sibling(&folder, &Uuid::new_v4().to_string());
@@ -71,7 +71,7 @@ pub fn refetch(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
         // Another process may have replaced it in between.
         if replaced.is_ok() || is_intact() { Ok(()) } else { replaced.map_err(failed()) }
     });
-    // Later starts ignore the rest of it.
+    // Later starts ignore whatever remains.
     let _ = fs::remove_dir_all(&partial);
     fetched?;
     Bundle::open(&folder)
@@ -134,7 +134,7 @@ fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, mete
                 file.blake3
             )));
         }
-        // The part of an earlier attempt is damaged.
+        // An earlier attempt's part is damaged.
         target.set_len(0).and_then(|()| target.seek(SeekFrom::Start(0))).map_err(failed())?;
         (hash, known) = (blake3::Hasher::new(), 0);
     }

@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// The size of a part. S3 accepts 10,000 parts, which is 80 GB per file.
+/// Part size in bytes. S3 accepts 10,000 parts, which is 80 GB per file.
 const PART_BYTES: u64 = 8 * 1024 * 1024;
 /// Parts that are uploaded at once.
 const PARALLEL: usize = 4;
@@ -37,8 +37,8 @@ const PARALLEL: usize = 4;
 /// Uploads a local bundle to `PREFIX/NAME/DIGEST/` and points `latest` to it; `false` if all its files existed.
 ///
 /// - The manifest is written last; a bundle without one cannot be opened.
-/// - Existing files are skipped, missing ones of an existing bundle are uploaded.
-/// - `notes` is a local folder for the state of the upload, for resuming it.
+/// - Existing files are skipped; an existing bundle's missing files are uploaded.
+/// - `notes` is a local folder for the upload state, for resuming it.
 ///
 /// # Errors
 /// - An object that `push` did not write: a `latest` without a digest, or another file instead of the manifest.
@@ -141,7 +141,7 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     Ok(true)
 }
 
-/// Whether the store has the complete file. Its contents are read: the metadata of a damaged object are still right.
+/// Whether the store has the complete file. Its contents are read: a damaged object's metadata are still right.
 fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
     let is_same =
         |object: &Object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3);
@@ -190,7 +190,7 @@ impl Sending<'_> {
     }
 }
 
-/// The state of an upload, in a local file.
+/// Upload state, in a local file.
 struct Note {
     path: PathBuf,
     upload: Multipart,
@@ -205,7 +205,7 @@ struct Written {
 }
 
 impl Written {
-    /// The contents of a note. A damaged note is ignored.
+    /// Note contents. A damaged note is ignored.
     fn encode(&self) -> Result<Vec<u8>> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::model_because("the state of the upload cannot be written", error))?;
@@ -218,7 +218,7 @@ impl Written {
 }
 
 impl Note {
-    /// Resumes the upload of an earlier attempt, or begins one.
+    /// Resumes an earlier attempt's upload, or begins one.
     fn take_up(store: &Store, notes: &Path, target: &Url, file: &manifest::File) -> Result<Self> {
         let path = notes.join(format!("{}.json", blake3::hash(target.to_string().as_bytes()).to_hex()));
         let written = regular_file::read(&path).ok().and_then(|note| Written::parse(&note));
@@ -242,7 +242,7 @@ impl Note {
         self.parts().iter().map(|part| part.size).sum()
     }
 
-    /// The numbers of the parts that are not uploaded; an empty file has one empty part.
+    /// Part numbers that are not uploaded; an empty file has one empty part.
     fn missing(&self, file: &manifest::File) -> impl Iterator<Item = i32> + use<> {
         let known: Vec<i32> = self.parts().iter().map(|part| part.number).collect();
         (1..=file.size.div_ceil(PART_BYTES).max(1) as i32).filter(move |number| !known.contains(number))

@@ -1,13 +1,13 @@
-//! Objects, uploads and conditions of writes.
+//! Objects, uploads and write conditions.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The smallest part of an upload that S3 accepts, except for the last.
+/// Smallest upload part that S3 accepts, except for the last.
 pub const MIN_PART_BYTES: usize = 5 * 1024 * 1024;
 
-/// The properties of an object.
+/// Object properties.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
     /// In bytes.
@@ -20,7 +20,7 @@ pub struct Object {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// A condition of a write.
+/// Write condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
     /// The object is written in any case.
@@ -35,9 +35,9 @@ pub enum Condition {
 /// A multipart upload that is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Multipart {
-    /// The bucket of the future object.
+    /// Destination bucket.
     pub bucket: String,
-    /// The key of the future object.
+    /// Destination key.
     pub key: String,
     /// The id that the server gave the upload.
     pub id: String,
@@ -46,9 +46,9 @@ pub struct Multipart {
 /// An uploaded part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// From 1. The object consists of the parts in the order of their numbers, which may have gaps.
+    /// From 1. The object joins its parts in number order, which may have gaps.
     pub number: i32,
-    /// The ETag of the part.
+    /// The part's ETag.
     pub etag: String,
     /// In bytes.
     pub size: u64,

@@ -1,4 +1,4 @@
-//! The contents of an object while they are read.
+//! Object contents while they are read.
 
 use std::{
     collections::VecDeque,
@@ -9,17 +9,17 @@ use bytes::{Buf, Bytes};
 
 use crate::error::Result;
 
-/// The ranges of an object, in order, each in chunks.
+/// An object's ranges, in order, each in chunks.
 pub type Pieces = Box<dyn Iterator<Item = Result<Vec<Bytes>>> + Send>;
 
-/// The bytes of an object.
+/// Reads an object's bytes.
 pub struct Reader {
     pieces: Pieces,
     chunks: VecDeque<Bytes>,
 }
 
 impl Reader {
-    /// The bytes of all pieces.
+    /// Reads the bytes of all pieces.
     pub fn new(pieces: Pieces) -> Self {
         Self { pieces, chunks: VecDeque::new() }
     }

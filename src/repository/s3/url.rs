@@ -8,28 +8,28 @@ const SCHEME: &str = "s3://";
 /// The longest key that S3 accepts, in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
 
-/// The location of an object, or a prefix of keys.
+/// An object's location, or a key prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// The name of the bucket.
+    /// Bucket name.
     pub bucket: String,
     /// The key, without any escaping.
     pub key: String,
 }
 
 impl Url {
-    /// Parses a path of the command line or the configuration; `None` unless it begins with `s3://`.
+    /// Parses a path from the command line or the configuration; `None` unless it begins with `s3://`.
     pub fn of(path: &Path) -> Option<Result<Self>> {
         let text = path.to_str()?;
         text.starts_with(SCHEME).then(|| text.parse())
     }
 
-    /// The URL of another key in the same bucket.
+    /// URL for another key in the same bucket.
     pub fn with_key(&self, key: impl Into<String>) -> Self {
         Self { bucket: self.bucket.clone(), key: key.into() }
     }
 
-    /// The URL of `name` under this one, with one slash between.
+    /// URL for `name` under this one, with one slash between.
     pub fn join(&self, name: &str) -> Self {
         let prefix = self.key.trim_end_matches('/');
         self.with_key(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
@@ -60,8 +60,8 @@ impl FromStr for Url {
     }
 }
 
-/// Shortens a key to [`MAX_KEY_BYTES`]. A longer key keeps its beginning and its end, with a digest of the whole key in
-/// between.
+/// Shortens a key to [`MAX_KEY_BYTES`]. A longer key keeps its beginning and its end, with a digest of the
+/// whole key in between.
 pub fn fit_key(key: &str) -> String {
     const END: usize = 64;
     const DIGEST: usize = 16;

@@ -1,4 +1,4 @@
-//! The files of a model in a model repository.
+//! A model's files in a model repository.
 
 use std::{
     fmt::Write,
@@ -51,7 +51,7 @@ pub enum Runner {
     Python,
 }
 
-/// Creates the folder of a model with its configuration, and returns the folder of its version.
+/// Creates a model's folder with its configuration, and returns its version folder.
 pub(super) fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
     let folder = repository.join(name);
     if folder.exists() {
@@ -74,7 +74,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     regular_file::copy(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
 }
 
-/// Tensors in the format of the configuration, which omits the first axis, that of the batch.
+/// Tensors in the configuration's format, which omits the first axis, the batch.
 pub(super) fn tensors<'a>(list: &str, specs: impl IntoIterator<Item = &'a TensorSpec>) -> Result<String> {
     let mut text = String::new();
     for spec in specs {
@@ -107,7 +107,7 @@ pub(super) fn instances(options: &Options, is_on_cpu: bool) -> String {
     format!("instance_group [ {{ count: {} kind: {kind} }} ]\n", options.instances)
 }
 
-/// The batching of requests.
+/// Request batching.
 pub(super) fn batching() -> String {
     format!("dynamic_batching {{ max_queue_delay_microseconds: {MAX_QUEUE_DELAY_US} }}\n")
 }

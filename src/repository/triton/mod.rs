@@ -1,4 +1,4 @@
-//! Bundles as models of Triton's model repository.
+//! Exports bundles to Triton's model repository.
 
 mod config;
 mod seq2seq;
@@ -18,14 +18,14 @@ use crate::{
 const GRAPH_PROGRAM: &str = include_str!("graph.py");
 /// Tokenizes texts in the backend `python`.
 const TOKENIZER_PROGRAM: &str = include_str!("tokenizer.py");
-/// The suffixes of the names of tokenizers and ensembles.
+/// Name suffixes for tokenizers and ensembles.
 const TOKENIZER_SUFFIX: &str = "_tokenizer";
 const TEXT_SUFFIX: &str = "_text";
-/// The lengths that run before the server is ready, in tokens, limited to the maximum of the model.
+/// Input lengths that run before the server is ready, in tokens, limited to the model's maximum.
 const WARM_UP: [usize; 2] = [16, 128];
 
-/// Writes a bundle into the model repository at `repository` and returns the names of its models. Existing models are
-/// not overwritten.
+/// Writes a bundle into the model repository at `repository`, and returns its model names. Existing
+/// models are not overwritten.
 pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Vec<String>> {
     let manifest = bundle.manifest();
     if let Some(settings) = &manifest.seq2seq {
@@ -114,12 +114,12 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
     Ok(text)
 }
 
-/// The maximum number of tokens in a text.
+/// Maximum tokens per text.
 fn max_tokens(bundle: &Bundle) -> usize {
     bundle.manifest().max_tokens().unwrap_or(usize::MAX)
 }
 
-/// The input of the ensemble and of its tokenizer.
+/// Input for the ensemble and its tokenizer.
 fn text_spec() -> TensorSpec {
     TensorSpec::new("TEXT", ElementType::Bytes, [-1, 1])
 }

@@ -1,5 +1,5 @@
-//! Sequence-to-sequence models of Triton. A program on the server generates whole texts, since a request per token would
-//! be too slow.
+//! Sequence-to-sequence models on Triton. A program on the server generates whole texts, since a request per
+//! token would be too slow.
 
 use std::{fmt::Write, path::Path};
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// The interface to Triton.
 const MODEL_PROGRAM: &str = include_str!("seq2seq.py");
-/// The generation of tokens.
+/// Token generation.
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
 
@@ -65,7 +65,7 @@ fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()
     Err(Error::config(format!("expected for `{name}`, which generates texts, {expected}")))
 }
 
-/// The settings of the program: special tokens, the maximum length, and the defaults of the options of requests.
+/// Program settings: special tokens, the maximum length, and request option defaults.
 fn generation(bundle: &Bundle, settings: &Seq2SeqSettings) -> Result<String> {
     let generation = &settings.generation;
     let bounds = Bounds {
@@ -97,7 +97,7 @@ fn config(name: &str, options: &Options) -> Result<String> {
         format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
     let integers = |name: &str| TensorSpec::new(name, ElementType::Int64, [-1, -1]);
     for input in ["input_ids", "attention_mask"] {
-        // Sources of different lengths form a batch; the program pads them.
+        // Sources with different lengths form a batch; the program pads them.
         let tensor = tensors("input", [&integers(input)])?;
         text += &tensor.replace(" } ]", " allow_ragged_batch: true } ]");
     }

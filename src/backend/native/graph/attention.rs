@@ -1,4 +1,4 @@
-//! Attention: of ONNX Runtime, and of Kivu's functions that depend on positions.
+//! Attention: ONNX Runtime's operators, and Kivu's position-dependent functions.
 
 use kivu_engine::{
     array::Array,
@@ -13,7 +13,7 @@ use crate::{error::Result, onnx_proto::NodeProto};
 struct Settings {
     heads: usize,
     key_heads: usize,
-    /// The factor of products of queries and keys; by default one divided by the root of a head's width.
+    /// Factor on query-key products; by default 1 / √(head width).
     scale: Option<f32>,
     frequencies: Option<Vec<f32>>,
     reach: Reach,
@@ -21,7 +21,7 @@ struct Settings {
 }
 
 impl<'a> Reader<'a> {
-    /// Attention of ONNX Runtime.
+    /// ONNX Runtime's attention.
     pub(super) fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else { return Err(refuse()) };

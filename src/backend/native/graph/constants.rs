@@ -1,4 +1,4 @@
-//! Constants of a graph, whose data is in the graph or in another file.
+//! Graph constants, whose data is in the graph or in another file.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ impl<'a> Reader<'a> {
         tensor.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
     }
 
-    /// The shape of a constant matrix.
+    /// Shape of a constant matrix.
     pub(super) fn shape(&self, name: &str) -> Result<(usize, usize)> {
         let shape = &self.tensor(name)?.dims;
         let side = |side: i64| usize::try_from(side).ok();
@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
         Some(tensor.raw_data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
-    /// A constant of `length` elements.
+    /// A constant with `length` elements.
     pub(super) fn array<T: Pod + Send>(&self, name: &str, length: usize) -> Result<Array<T>> {
         let tensor = self.tensor(name)?;
         let bytes = data(tensor, self.files)?;
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The data of a constant.
+/// Constant data.
 pub(in crate::backend::native) fn data(
     tensor: &TensorProto,
     files: &BTreeMap<String, Bytes>,

@@ -1,8 +1,8 @@
 //! Reads a program from an ONNX graph, as `kivu build` writes it.
 //!
-//! Operators are those of ONNX and of ONNX Runtime, and the model-local functions of the domain `kivu`, whose bodies in
-//! the file have the same results: see `build/functions.rs`. A graph with other operators, or with the same in another
-//! arrangement, is refused with the name of the first that is not supported; ONNX Runtime can run it.
+//! Supports some operators from ONNX and ONNX Runtime, and the model-local functions in the domain `kivu`, whose bodies
+//! in the file have the same results: see `compiler/src/functions.rs`. A graph with other operators, or another
+//! arrangement, is refused with the first unsupported name; ONNX Runtime can run it.
 
 mod attention;
 mod constants;
@@ -30,14 +30,14 @@ use crate::{
     tensor::ElementType,
 };
 
-/// The output of vectors for late interaction. In a model that has it, masked tokens after the last other token have vectors
+/// Late-interaction output. In a model that has it, masked tokens after the last unmasked one get vectors
 /// too: they pad queries.
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
-/// The inputs of an encoder.
+/// Encoder inputs.
 pub(super) const INPUTS: [&str; 3] = ["input_ids", "token_type_ids", "attention_mask"];
 
-/// Reads the program of `graph`, whose external weights are in `files`, by name.
+/// Reads the program in `graph`; `files` has the external weights by name.
 pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
     let constants = graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let mut reader = Reader {
@@ -71,7 +71,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     Ok(Program { values, rotaries, slots, stages, outputs, limits, padding })
 }
 
-/// The inputs and outputs of a graph.
+/// Graph inputs and outputs.
 pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
     let specs = |values: &[ValueInfoProto]| values.iter().map(spec).collect::<Result<_>>();
     let constants: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -106,18 +106,18 @@ fn unsupported(what: &str) -> Error {
     ))
 }
 
-/// The meaning of a name in the graph.
+/// A graph value's meaning.
 #[derive(Clone, Copy, Debug)]
 enum Meaning<'a> {
     Ids,
     Types,
     Mask,
     Rows(View),
-    /// Activated columns, which a product with other columns of the same matrix reads.
+    /// Activated columns; a product with the matrix's other columns reads them.
     Activated(Activation, View),
-    /// The name of a table of values by distance.
+    /// Name of a table with values by distance.
     Distances(&'a str),
-    /// Values in parts of a layer's outputs, which only outputs of the graph read.
+    /// Maxima over a layer's outputs, which only graph outputs read.
     Largest(ValueId),
 }
 
@@ -130,7 +130,7 @@ struct Reader<'a> {
     operations: Vec<Operation>,
     limits: Limits,
     padding: Option<u32>,
-    /// The results of attention, which are in parts of texts and heads: only operations on rows read them.
+    /// Attention results, which are divided by texts and heads: only row operations read them.
     attended: BTreeSet<ValueId>,
 }
 
@@ -235,7 +235,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value of which all columns are used.
+    /// A value whose columns are all used.
     fn whole(&self, name: &str) -> Result<ValueId> {
         let view = self.view(name)?;
         if view.offset > 0 || view.width < self.values[view.value].width {
@@ -244,7 +244,7 @@ impl<'a> Reader<'a> {
         Ok(view.value)
     }
 
-    /// A value that operations other than those on rows can read.
+    /// A value that other than row operations can read.
     fn by_row(&self, name: &str) -> Result<View> {
         let view = self.view(name)?;
         match self.attended.contains(&view.value) {
@@ -253,7 +253,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value of an output of the graph, of which all columns are used.
+    /// A graph output's value, whose columns are all used.
     fn output(&self, name: &str) -> Result<ValueId> {
         match self.meaning(name)? {
             Meaning::Largest(value) => Ok(value),
@@ -261,7 +261,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A vector for each text, from the vectors `name` of its tokens.
+    /// Pools the token vectors `name` into one vector per text.
     fn pool(&mut self, pooling: Pooling, name: &str) -> Result<Meaning<'a>> {
         let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
         let Value { per, width, .. } = self.values[value];

@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// The weights of a linear layer in int8.
+    /// Weights for an int8 linear layer.
     fn layer(&self, inputs: usize, [weights, scales, sums, bias]: [&str; 4]) -> Result<Linear> {
         self.check_width(inputs)?;
         let shape = self.tensor(weights)?.dims.clone();
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The largest outputs of a linear layer among the tokens of a text, without those that pad the layer.
+    /// Per-output maximum of a linear layer over a text's tokens, without the layer's padding outputs.
     pub(super) fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// The sum of two values, or the bias of the layer before.
+    /// Adds two values, or a bias to the layer before.
     pub(super) fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
         let left = self.whole(left)?;
         let Value { per, width, .. } = self.values[left];
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// A value of the same rows and width as `other`.
+    /// A value with the same rows and width as `other`.
     fn same(&self, name: &str, other: ValueId) -> Result<ValueId> {
         let found = self.whole(name)?;
         match self.values[found] == self.values[other] {
@@ -173,7 +173,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// Rows that are divided into heads, which only a normalization of each head reads, or joined again.
+    /// Rows that are split into heads, which only a per-head normalization reads, or joined again.
     pub(super) fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let [input, shape] = &node.input[..] else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An activation, as a part of the linear layer before it if there is one.
+    /// An activation, fused into the preceding linear layer if there is one.
     pub(super) fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
         let view = self.view(input)?;
         if view.width < self.values[view.value].width {
@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// The product of one half of a matrix, activated, and the other half.
+    /// Activates one half of a matrix, and multiplies it by the other half.
     pub(super) fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the product `{}`, which is not that of a gate", node.name));
         let [left, right] = &node.input[..] else { return Err(refuse()) };

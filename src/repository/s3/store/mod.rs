@@ -1,6 +1,6 @@
-//! The connection to a store.
+//! Connection to a store.
 //!
-//! Requests run on threads of the store, so that every function can be called from any thread, inside or outside of an
+//! Requests run on the store's own threads, so that every function can be called from any thread, inside or outside an
 //! async runtime. The threads start with the first request.
 
 mod read;
@@ -30,9 +30,10 @@ use crate::{
 /// S3-compatible servers accept any region; AWS needs a configured one.
 const DEFAULT_REGION: &str = "us-east-1";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time until the first byte of a response.
+/// Maximum time to a response's first byte.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The time until the first byte of a response to a request with a body, which takes long on a slow line. The SDK detects stalled uploads earlier.
+/// Maximum time to the first response byte for a request with a body, which takes long on a slow line. The SDK detects
+/// stalled uploads earlier.
 const UPLOAD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// AWS, or the server in `AWS_ENDPOINT_URL`. Region and credentials come from the usual variables, profiles and roles.
@@ -102,7 +103,7 @@ impl Drop for Connection {
     }
 }
 
-/// Waits for `work` without `block_on`, which panics on threads of another runtime; `None` if `work` panics.
+/// Waits for `work` without `block_on`, which panics on another runtime's threads; `None` if `work` panics.
 fn wait<T: Send + 'static>(threads: &Handle, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
     let (sender, receiver) = flume::bounded(1);
     threads.spawn(async move {
@@ -119,7 +120,7 @@ async fn connect() -> [Client; 2] {
     let shared = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http::client())
         .region(region)
-        // Requests are retried by `retry`, until a timeout instead of for a number of attempts.
+        // `retry` retries requests, until a timeout instead of for a number of attempts.
         .retry_config(RetryConfig::disabled())
         .load()
         .await;

@@ -15,13 +15,13 @@ use crate::{
     repository::s3::{object::Object, pieces::Pieces, url::Url},
 };
 
-/// The size of a range: smaller ones cost more per byte.
+/// Range size: smaller ones cost more per byte.
 const RANGE_BYTES: u64 = 6 * 1024 * 1024;
 /// Ranges that are read at once; with the one in use, 38 MB at most.
 const PARALLEL: usize = 4;
 
 impl Store {
-    /// The properties of an object, or of one of its versions; `None` if it does not exist.
+    /// Properties of an object, or of one version; `None` if it does not exist.
     pub fn head(&self, url: &Url, version: Option<&str>) -> Result<Option<Object>> {
         let connection = self.connection()?;
         let version = version.map(str::to_owned);
@@ -52,7 +52,7 @@ impl Store {
         found(read, || format!("cannot read `{url}`"))
     }
 
-    /// The sorted keys that begin with the key of `prefix`.
+    /// Sorted keys that begin with the key in `prefix`.
     pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
         let connection = self.connection()?;
         let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
@@ -67,7 +67,7 @@ impl Store {
         Ok(keys)
     }
 
-    /// The bytes of an object in `range`, in order. Ranges are read ahead in parallel.
+    /// An object's bytes in `range`, in order. Ranges are read ahead in parallel.
     ///
     /// If the object is replaced meanwhile, the iterator ends with an error.
     pub fn pieces(&self, url: &Url, object: &Object, range: Range<u64>) -> Result<Pieces> {

@@ -1,4 +1,4 @@
-//! Errors of requests, and retries.
+//! Request errors and retries.
 
 use std::{error::Error as StdError, future::Future, io, time::Duration};
 
@@ -16,7 +16,7 @@ pub(super) struct RequestError {
     error: io::Error,
     /// Whether the same request may succeed later.
     is_temporary: bool,
-    /// Whether a condition of the request was false.
+    /// Whether a request condition was false.
     pub(super) is_refused: bool,
 }
 
@@ -75,7 +75,7 @@ where
             SdkError::TimeoutError(_) | SdkError::DispatchFailure(_) | SdkError::ResponseError(_) => true,
             _ => has_temporary_code || status >= 500 || status == 429,
         };
-        // The SDK reports missing credentials as a failure of the connection, which would be temporary.
+        // The SDK reports missing credentials as a connection failure, which would be temporary.
         let lacks_credentials =
             status == 0 && causes(&error).iter().any(|cause| cause.contains("credentials"));
         let (message, is_temporary) = if lacks_credentials {
@@ -92,7 +92,7 @@ where
     }
 }
 
-/// The message of the server, or the cause of a missing response.
+/// The server's message, or the cause for a missing response.
 fn message<E>(error: &SdkError<E>, status: u16, code: &str) -> String
 where
     E: ProvideErrorMetadata + StdError + 'static,

@@ -1,4 +1,4 @@
-//! Writing objects: in one request, or in the parts of an upload that survives the process.
+//! Writes objects: in one request, or as a multipart upload that survives the process.
 
 use aws_sdk_s3::{
     primitives::ByteStream,
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The values of `If-None-Match` and `If-Match`.
+/// Values for `If-None-Match` and `If-Match`.
 fn headers(condition: &Condition) -> [Option<String>; 2] {
     match condition {
         Condition::None => [None, None],
@@ -56,7 +56,7 @@ impl Store {
         found(sent, || format!("cannot remove `{url}`")).map(drop)
     }
 
-    /// Begins an upload in parts, of an object with an entry of metadata.
+    /// Begins a multipart upload for an object with one metadata entry.
     pub fn begin(&self, url: &Url, (name, value): (&str, &str)) -> Result<Multipart> {
         let connection = self.connection()?;
         let request = connection.client.create_multipart_upload().bucket(&url.bucket).key(&url.key);
