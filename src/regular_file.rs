@@ -95,6 +95,8 @@ mod tests {
         expected a regular file, but found a device
         "
         );
+        File::create(at("large")).unwrap().set_len(MAX_TEXT_BYTES + 1).unwrap();
+        assert_eq!(read_text(&at("large")).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(read(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(read(folder.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
     }

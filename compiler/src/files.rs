@@ -15,7 +15,7 @@ use kivu::{
 };
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    regular_file::read_text(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
 }
 
 /// The `tokenizer.json` in `folder`.

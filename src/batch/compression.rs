@@ -10,6 +10,8 @@ use std::{
 
 use flate2::{bufread::GzDecoder, write::GzEncoder};
 
+use crate::error::Error;
+
 /// The largest ratio of unpacked to packed size of a text; smaller outputs than [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
@@ -73,9 +75,7 @@ impl Compression {
 
 #[cfg(not(feature = "zstd"))]
 fn unsupported() -> io::Error {
-    io::Error::other(crate::Error::config(
-        "this build has no support for zstd; compile with `--features zstd`",
-    ))
+    io::Error::other(Error::config("this build has no support for zstd; compile with `--features zstd`"))
 }
 
 /// The members of a gzip file. Zeros after a member are skipped, as by gzip(1): tapes and some programs fill blocks with
@@ -140,10 +140,10 @@ impl Read for Limited {
         self.count += read as u64;
         let packed = self.packed.load(Ordering::Relaxed).max(1);
         if self.count > MIN_CHECKED_BYTES && self.count / packed > MAX_RATIO {
-            return Err(io::Error::other(format!(
+            return Err(io::Error::other(Error::invalid(format!(
                 "expected a file that unpacks to at most {MAX_RATIO} times its size, but found {} bytes in {packed}",
                 self.count
-            )));
+            ))));
         }
         Ok(read)
     }

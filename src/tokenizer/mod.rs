@@ -67,7 +67,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes =
-            regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+            regular_file::read_text(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         Self::from_json(&bytes)
     }
 

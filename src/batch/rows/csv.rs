@@ -50,9 +50,9 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.budget == 0 {
-            return Err(io::Error::other(format!(
+            return Err(io::Error::other(Error::invalid(format!(
                 "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one; is a quote never closed?"
-            )));
+            ))));
         }
         let length = buffer.len().min(self.budget);
         let read = self.file.read(&mut buffer[..length])?;
