@@ -122,7 +122,7 @@ impl Distances {
         if distance.abs() <= middle {
             return distance;
         }
-        // In PyTorch's precision, which decides the buckets of some distances.
+        // In PyTorch's precision, which decides some distances' buckets.
         let far = (self.max - 1) as f64 / middle as f64;
         let share = (distance.abs() as f32 / middle as f32).ln() / (far as f32).ln();
         distance.signum() * ((share * (middle - 1) as f32).ceil() as i64 + middle)
