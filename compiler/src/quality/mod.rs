@@ -13,7 +13,7 @@ use kivu::{
     repository::manifest::{Precision, Quality},
 };
 
-/// Texts of mixed kinds and lengths, like real traffic, one per line.
+/// Texts with mixed kinds and lengths, like real traffic, one per line.
 pub const SENTENCES: &str = include_str!("../sentences.txt");
 
 /// Texts for models that read Portuguese, one per line.
@@ -24,12 +24,12 @@ const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
 pub(super) struct Shortfall {
     /// The requirement, the measured value and their difference.
     pub(super) description: String,
-    /// The limit's key in `[quality]` of a recipe.
+    /// The limit's key in a recipe's `[quality]`.
     key: &'static str,
 }
 
 impl Shortfall {
-    /// The error of a build. `others` are precisions that lose less.
+    /// The build's error. `others` are precisions that lose less.
     pub(super) fn refusal(&self, others: &[Precision]) -> Error {
         let others: Vec<String> =
             others.iter().map(|precision| format!("`--precision {precision}`")).collect();
