@@ -58,7 +58,6 @@ impl Elsewhere {
     }
 }
 
-/// A bundle's build time.
 pub(super) fn built(bundle: &Path) -> Option<SystemTime> {
     fs::metadata(bundle.join(MANIFEST)).and_then(|found| found.modified()).ok()
 }

@@ -368,7 +368,6 @@ pub fn size(manifest: &Manifest) -> u64 {
     manifest.files.iter().map(|file| file.size).sum()
 }
 
-/// The file that is locked for a folder.
 fn lock_file(folder: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
     file.map_err(cannot_lock(folder))

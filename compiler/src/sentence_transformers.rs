@@ -26,7 +26,6 @@ use kivu::{
 
 /// Prompts and PyLate's settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
-/// Chat template.
 const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
@@ -337,7 +336,6 @@ pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Adds all modules in a list.
 fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
     for module in list {
         modules.add(module.class(), &module.folder(folder)?)?;

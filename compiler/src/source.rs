@@ -82,7 +82,6 @@ pub(super) enum EncoderSettings {
 }
 
 impl EncoderSettings {
-    /// Maximum number of tokens.
     pub(super) fn max_tokens(&self) -> usize {
         match self {
             Self::Embedding(settings) => settings.max_tokens,

@@ -29,7 +29,6 @@ use kivu::error::{Error, Result};
 
 pub(super) use hyper_util::client::legacy::Error as ClientError;
 
-/// HTTP client with a connection pool.
 pub(super) type HttpClient = Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>;
 
 /// Creates a client that trusts the system's certificates, or the ones in `SSL_CERT_FILE`.

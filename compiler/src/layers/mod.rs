@@ -56,7 +56,6 @@ impl Activation {
     }
 }
 
-/// Normalization kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NormKind {
     /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
@@ -76,7 +75,6 @@ pub(super) struct Layers<'a> {
     pub(super) hidden: usize,
     /// Normalization epsilon.
     pub(super) epsilon: f32,
-    /// Normalization kind.
     pub(super) norm: NormKind,
     /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
     pub(super) is_trained_in_int8: bool,
@@ -399,7 +397,6 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The normalization called `name`.
     pub(super) fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {
         self.normalize_rows(value, name, self.hidden)
     }

@@ -33,7 +33,6 @@ const SPACE: &str = "▁";
 /// A character that normalized texts never contain, so that a piece with this prefix never matches.
 const NEVER: char = '\u{1}';
 
-/// A SentencePiece model.
 #[derive(Debug)]
 pub(super) struct SentencePieces(ModelProto);
 

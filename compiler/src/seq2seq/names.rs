@@ -87,7 +87,6 @@ impl Names {
         }
     }
 
-    /// A part's normalization.
     pub(super) fn norm(self, half: Half, layer: usize, part: Part) -> String {
         match (self, part) {
             (Self::Fairseq, Part::Own) => format!("{half}.layers.{layer}.self_attn_layer_norm"),
@@ -109,7 +108,6 @@ impl Names {
         }
     }
 
-    /// Embedding normalization.
     pub(super) fn embedding_norm(half: Half) -> String {
         format!("{half}.layernorm_embedding")
     }

@@ -98,7 +98,6 @@ impl<'a> Writer<'a> {
         self.norms.next().unwrap_or_default()
     }
 
-    /// A layer's feed-forward part.
     pub(super) fn feed_forward(&mut self, layer: usize, stream: &Stream, width: usize) -> Result<Stream> {
         let Seq2SeqModel { hidden, names, is_gated, activation, .. } = *self.model;
         let raising = names.raising(self.half, layer, is_gated);
@@ -174,7 +173,6 @@ impl<'a> Writer<'a> {
         self.layers.graph.microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
-    /// Attention attributes.
     pub(super) fn attention(&self, heads: usize) -> Vec<AttributeProto> {
         let scale = self.model.attention_scale.map(|scale| float("scale", scale));
         attention(heads).into_iter().chain(scale).collect()
