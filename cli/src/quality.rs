@@ -1,4 +1,4 @@
-//! The quality of a bundle as text.
+//! Formats a bundle's quality.
 
 use kivu::repository::manifest::{Neighbours, Quality};
 

@@ -1,4 +1,4 @@
-//! The report of `kivu build`: size, quality, speed before and after, memory, and the next commands.
+//! The `kivu build` report: size, quality, speed before and after, memory, and the next commands.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -26,31 +26,31 @@ pub(super) struct Report<'a> {
     precision: Precision,
     bundle: String,
     digest: &'a str,
-    /// The size of all files of the bundle.
+    /// The bundle's total file size.
     bytes: u64,
-    /// The kinds of vectors of an embedding model, and the dimensions of each.
+    /// An embedding model's vector kinds, with their dimensions.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     outputs: BTreeMap<VectorKind, usize>,
     quality: Option<Quality>,
-    /// The quality of the other kinds of vectors.
+    /// Quality for the other vector kinds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     other_vectors: BTreeMap<VectorKind, Quality>,
     /// Why the precision is not the default, if the build chose it.
     note: Option<&'a str>,
-    /// Settings of the model's files that were ignored on request.
+    /// Settings in the model's files that were ignored on request.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     warnings: &'a [String],
     vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
-    /// Tasks that are as plausible as `task`.
+    /// Tasks as plausible as `task`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     other_tasks: Vec<Task>,
     next: Vec<String>,
 }
 
 impl<'a> Report<'a> {
-    /// Serves the bundle for a moment to measure it. If that fails, the report has no such measurements.
+    /// Briefly serves the bundle to measure it. If that fails, the report lacks these measurements.
     pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
         let manifest = built.bundle.manifest();
         let Manifest { name, task, source, weights, files, .. } = manifest;
@@ -77,7 +77,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The report of a bundle that `kivu serve NAME` and `kivu push NAME` find, if it has such a name.
+    /// Shows `name` in the next commands, if `kivu serve NAME` and `kivu push NAME` find the bundle by it.
     pub(super) fn served_as(mut self, name: Option<&Path>) -> Self {
         if let Some(name) = name {
             self.next = next(name);
@@ -140,7 +140,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The next commands for the bundle of this name or path.
+/// Next commands for the bundle with this name or path.
 fn next(named: &Path) -> Vec<String> {
     let named = named.display();
     vec![format!("kivu serve {named}"), format!("kivu push {named} s3://BUCKET/PREFIX")]
