@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
     /// Output folder; replaces an existing bundle, fails on other files [default: bundles/NAME in `home`, where
-    /// `kivu serve NAME` finds it; for a hub repository or a built-in recipe, the bundle that `kivu serve SOURCE` serves]
+    /// `kivu serve NAME` finds it; for a hub repository or a built-in recipe, the one that `kivu serve SOURCE` serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The task, if the source does not state it
