@@ -221,7 +221,7 @@ fn summary(report: &Report) -> Vec<String> {
     let rate = *rows as f64 / seconds.max(1e-3);
     let mut lines =
         vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
-    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
+    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with the error `{kind}`")));
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
     lines.extend(report.text_column.iter().map(|column| format!("  texts   {}", quoted(&[column]))));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));

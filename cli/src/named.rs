@@ -156,7 +156,7 @@ fn require(path: PathBuf) -> Result<PathBuf> {
 pub(super) fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
     Error::config(format!(
-        "expected {expected}, a recipe ({}) or a repository of the Hugging Face hub as ORG/NAME, but found `{}`; {hint}",
+        "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but found `{}`; {hint}",
         quoted(&recipes),
         named.display()
     ))

@@ -109,7 +109,7 @@ impl Adapter {
                     return Err(missing("`lora_A`", module));
                 }
             } else if inner.contains("lora_") {
-                return Err(Error::model(format!("expected LoRA of linear layers, but found `{inner}`")));
+                return Err(Error::model(format!("expected LoRA for linear layers, but found `{inner}`")));
             } else {
                 let inner = inner.replace(WRAPPED_LAYER, ".");
                 if ["classifier.weight", "classifier.out_proj.weight", "score.weight"].contains(&&*inner) {
@@ -134,7 +134,7 @@ impl Adapter {
         };
         if self.targets.as_ref().is_some_and(|targets| !targets.iter().any(is_target)) {
             return Err(Error::model(format!(
-                "expected low-rank matrices of `target_modules` only, but found `{name}`"
+                "expected low-rank matrices for `target_modules` only, but found `{name}`"
             )));
         }
         let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
@@ -370,11 +370,11 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
         expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
-        expected low-rank matrices of `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
+        expected low-rank matrices for `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
         expected `bert.encoder.layer.0.attention.self.query.bias` of shape [32] in the adapter, but found [31]
         expected a weight in the model for the adapter of `bert.nothing.weight`, but found none
         expected a weight in the model for the adapter of `bert.embeddings.word_embeddings.token_adapter.trainable_tokens_delta`, but found none
-        expected LoRA of linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
+        expected LoRA for linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
         ");
     }
 }

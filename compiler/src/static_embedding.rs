@@ -94,7 +94,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     check_finite("embedding.weight", matrix)?;
     let &[height, width] = &matrix.shape[..] else {
         return Err(Error::model(format!(
-            "expected a matrix of vectors, but found the shape {:?}",
+            "expected a vector matrix, but found the shape {:?}",
             matrix.shape
         )));
     };

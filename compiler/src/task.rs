@@ -73,10 +73,10 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
     let found = match settings {
         Seq2Seq(_, [Task::Translation]) => "one that translates",
         Seq2Seq(..) => "one that generates texts",
-        Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
-        Encoder(Classification(_)) => "one with a head for labels",
-        Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
-        Encoder(ZeroShotEntities(_)) => "one that finds entities with the labels of requests",
+        Encoder(Embedding(_)) => "one without a label head, which computes embeddings",
+        Encoder(Classification(_)) => "one with a label head",
+        Encoder(TokenClassification(_)) => "one with a token label head",
+        Encoder(ZeroShotEntities(_)) => "one that finds entities by the labels in requests",
     };
     let can = match (settings, task) {
         (Seq2Seq(_, tasks), task) => tasks.contains(&task),

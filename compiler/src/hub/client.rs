@@ -260,7 +260,7 @@ impl<'a> Hub<'a> {
             || status == StatusCode::FORBIDDEN && reason == "Access to this resource is disabled.";
         Some(match (status, code) {
             (_, "GatedRepo") => {
-                let token = if has_token { "with the account of HF_TOKEN" } else { "and set HF_TOKEN" };
+                let token = if has_token { "with HF_TOKEN's account" } else { "and set HF_TOKEN" };
                 format!(
                     "expected access to `{id}`, but found that it is gated; accept its terms at {endpoint}/{id} {token}"
                 )
@@ -280,8 +280,7 @@ impl<'a> Hub<'a> {
                  {endpoint}/settings/tokens"
             ),
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
-                let token =
-                    if has_token { "that the account of HF_TOKEN can read it" } else { "set HF_TOKEN" };
+                let token = if has_token { "that HF_TOKEN's account can read it" } else { "set HF_TOKEN" };
                 format!(
                     "expected a repository `{id}` at `{endpoint}`, but found none that is public; check the name or, if \
                      it is private, {token}"

@@ -52,7 +52,7 @@ impl FromStr for RepositoryName {
             && revision.split('/').all(is_part);
         if !is_valid {
             return Err(Error::config(format!(
-                "expected a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, but found `{text}`"
+                "expected a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, but found `{text}`"
             )));
         }
         Ok(Self { id: id.to_owned(), revision: revision.to_owned() })

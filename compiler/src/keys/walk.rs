@@ -159,7 +159,7 @@ impl Walk<'_> {
     fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
         let class = tokenizer_config::class(folder)?;
         if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast")) {
-            let expected = "a `tokenizer_class` whose tokenizer is that of `tokenizer.json`";
+            let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
             self.allowed.pass(tokenizer_config::NAME, ("tokenizer_class", &class), expected)?;
         }
@@ -370,7 +370,7 @@ mod tests {
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}
-        expected a `tokenizer_class` whose tokenizer is that of `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
+        expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
         expected no `auto_map` in `tokenizer_config.json`, but found `auto_map` {"AutoTokenizer":["a.B",null]}
         expected `transformer_task` `feature-extraction` before these modules in `sentence_bert_config.json`, but found `transformer_task` "fill-mask"
         expected `method_output_name` `last_hidden_state` before these modules in `sentence_bert_config.json`, but found `method_output_name` "logits"

@@ -250,7 +250,7 @@ impl<'a> Machine<'a> {
         let sign = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
         let mut value = if sign { [0xff; 8] } else { [0; 8] };
         let target =
-            value.get_mut(..length).ok_or_else(|| Error::model("expected integers of 64 bits at most"))?;
+            value.get_mut(..length).ok_or_else(|| Error::model("expected integers with at most 64 bits"))?;
         target.copy_from_slice(bytes);
         self.stack.push(Value::Int(i64::from_le_bytes(value)));
         Ok(())
@@ -390,5 +390,5 @@ pub(super) fn truncated() -> Error {
 }
 
 pub(super) fn underflow() -> Error {
-    Error::model("expected the values of an instruction of the pickle, but found others")
+    Error::model("expected operands that fit the pickle's instruction, but found others")
 }

@@ -237,7 +237,7 @@ mod tests {
         expected a tensor for `a`, but found another object
         expected a dictionary of tensors, but found another object
         expected the end of the pickle, but found the end of the file
-        expected the values of an instruction of the pickle, but found others
+        expected operands that fit the pickle's instruction, but found others
         ");
         let packed = archive(b"\x80\x02}.", CompressionMethod::Deflated);
         insta::assert_snapshot!(read(&packed).unwrap_err(), @"expected `a/data.pkl` in the archive not to be compressed");

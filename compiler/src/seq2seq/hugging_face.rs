@@ -331,14 +331,14 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     for (name, neutral) in UNSUPPORTED_OPTIONS {
         if let Some(found) = config.get::<f64>(name)?.filter(|found| *found != neutral) {
             return Err(Error::model(format!(
-                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
             )));
         }
     }
     for name in UNSUPPORTED_LISTS {
         if let Some(found) = config.get::<Value>(name)? {
             return Err(Error::model(format!(
-                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
             )));
         }
     }
@@ -415,7 +415,7 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
     let fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     serde_json::from_value(Value::Object(fields))
-        .map_err(|error| Error::model_because("cannot read the options of generation", error))
+        .map_err(|error| Error::model_because("cannot read the generation options", error))
 }
 
 /// Settings and text prefix that the `transformers` pipeline for `task` uses; the model's decoder has `positions`.
@@ -530,10 +530,10 @@ mod tests {
         ];
         let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r#"
-        expected no `exponential_decay_length_penalty` in the settings of generation, which is not supported, but found [2,1.5]
-        expected no `num_beam_groups` in the settings of generation, which is not supported, but found 2
-        expected no `top_h` in the settings of generation, which is not supported, but found 0.4
-        expected no `watermarking_config` in the settings of generation, which is not supported, but found {"greenlist_ratio":0.25}
+        expected no `exponential_decay_length_penalty` in the generation settings, since it is not supported, but found [2,1.5]
+        expected no `num_beam_groups` in the generation settings, since it is not supported, but found 2
+        expected no `top_h` in the generation settings, since it is not supported, but found 0.4
+        expected no `watermarking_config` in the generation settings, since it is not supported, but found {"greenlist_ratio":0.25}
         expected one `decoder_start_token_id`, but found 2, which `transformers` takes for the texts of a batch
         "#);
     }

@@ -130,7 +130,7 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         tokens.iter().filter_map(|(token, id)| Some((code(token)?, i64::from(*id)))).collect();
     if codes.is_empty() {
         return Err(Error::model(format!(
-            "expected the tokens of languages in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
+            "expected language tokens in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
             folder.display()
         )));
     }
