@@ -6,7 +6,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// How attention uses the distance between two tokens.
+/// How attention uses the distance from a token to the one that attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Distances {
     /// Whether distances have keys, multiplied by token queries (content to position).

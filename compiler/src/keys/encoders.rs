@@ -422,7 +422,7 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
     })
 }
 
-/// Keys read for this family only, apart from head keys.
+/// Keys read for a family, except shared keys and head keys.
 #[cfg(test)]
 pub(crate) fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
     let lists = encoder(model_type, is_jina).into_iter().flat_map(|rules| rules.read);

@@ -25,7 +25,7 @@ impl Buckets {
         (exact + step as usize).min(self.side - 1)
     }
 
-    /// Bucket for a distance, among both directions; negative for tokens before.
+    /// Bucket for a distance in either direction; distances are negative for tokens before.
     fn of(self, distance: i64) -> usize {
         let side = if distance > 0 { self.side } else { 0 };
         side + self.on_side(distance.unsigned_abs() as usize)
