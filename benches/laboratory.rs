@@ -43,15 +43,15 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 const USAGE: &str = "\
-usage: laboratory parts BUNDLE            milliseconds of the parts of a cold start, in this process
-       laboratory unsorted BUNDLE SECONDS texts per second of the runtime: 32 texts per run, in their order, padded
-       laboratory single BUNDLE           milliseconds of a run of a short text
-       laboratory decode BUNDLE           tokens per second of the decoding loop, and of its session alone
-       laboratory ask ADDRESS FILE …      milliseconds of requests, whose bytes are in files
-       laboratory table FOLDER            texts per second of the tokenizer and table of static embeddings, without Kivu
-       laboratory late FILE               milliseconds of the scores of documents by late interaction, and the scores
-       laboratory kinds BUNDLE DENSE      milliseconds per text of all kinds of vectors from one run, of one kind after
-                                          the other, and of the bundle DENSE, which has dense vectors only
+usage: laboratory parts BUNDLE            milliseconds per cold-start phase, in this process
+       laboratory unsorted BUNDLE SECONDS texts per second with the bare runtime: 32 unsorted texts per run, padded
+       laboratory single BUNDLE           milliseconds per run with a short text
+       laboratory decode BUNDLE           tokens per second for the decoding loop, and for its session alone
+       laboratory ask ADDRESS FILE …      request latency in milliseconds, for requests from files
+       laboratory table FOLDER            texts per second for a static embedding's tokenizer and table, without Kivu
+       laboratory late FILE               milliseconds to score documents by late interaction, and the scores
+       laboratory kinds BUNDLE DENSE      milliseconds per text for all vector kinds from one run, for one kind after
+                                          the other, and for the dense-only bundle DENSE
        laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
        laboratory rows                    microseconds to read and write a row";
 

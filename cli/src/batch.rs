@@ -1,4 +1,4 @@
-//! `kivu batch`: inference on the rows of a file.
+//! `kivu batch`: inference on a file's rows.
 
 use std::{
     path::{Path, PathBuf},
@@ -40,22 +40,21 @@ Examples:
 
 Running the same command again resumes a job that was stopped.";
 
-/// The path that means standard input or output.
+/// Path for standard input or output.
 const STANDARD: &str = "-";
-/// The exit code of a job with a complete output, all of whose rows have an error.
+/// Exit code for a job with a complete output in which every row has an error.
 const ONLY_ERRORS: u8 = 3;
 
-/// Run a model on every row of a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
+/// Run a model on every row in a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
-/// OUTPUT has the format and the columns of INPUT, and columns with the results; rows that fail have an error there.
-/// OUTPUT.report.json is a summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or
-/// output.
+/// OUTPUT has INPUT's format and columns, plus result columns; failed rows have an error there. OUTPUT.report.json is a
+/// summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,
-    /// A file that does not exist yet, s3://BUCKET/KEY, or `-` for standard output
+    /// A new file, s3://BUCKET/KEY, or `-` for standard output
     output: PathBuf,
     #[command(flatten)]
     parameters: Parameters,
@@ -111,7 +110,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         };
         job.run_until(stop).await
     });
-    // A thread may still be blocked on a pipe, or run a batch of an abandoned job.
+    // A thread may still be blocked on a pipe, or run an abandoned job's batch.
     runtime.shutdown_background();
     watcher.clear();
     match ended? {
@@ -143,7 +142,7 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
     print(summary)
 }
 
-/// Refuses options that have no effect on the model.
+/// Refuses options without effect on the model.
 fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
     let (is_embedding, labels_tokens) = (task == Task::FeatureExtraction, task == Task::TokenClassification);
@@ -191,7 +190,8 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     Ok(JobInput::Object(store.clone(), url, object))
 }
 
-/// The model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME` serves.
+/// Opens the model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME`
+/// serves.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     let options = Options::of(config);
     if let Some(name) = name {
@@ -221,7 +221,7 @@ fn summary(report: &Report) -> Vec<String> {
     let rate = *rows as f64 / seconds.max(1e-3);
     let mut lines =
         vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
-    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with an error of the kind `{kind}`")));
+    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with the error `{kind}`")));
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
     lines.extend(report.text_column.iter().map(|column| format!("  texts   {}", quoted(&[column]))));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));

@@ -37,36 +37,34 @@ Examples:
   kivu build path/to/model --precision fp32     not quantized
   kivu build path/to/export --task text-classification
   kivu build path/to/model --json               for a script
-  kivu build BAAI/bge-small-en-v1.5             a repository of the hub, at its newest commit
+  kivu build BAAI/bge-small-en-v1.5             a hub repository, at its newest commit
   kivu build models/minilm.toml --out minilm    a recipe, whose weights are downloaded";
 
 /// Build a bundle from weights: quantized, compared with fp32, ready to serve
 ///
-/// SOURCE is a recipe (models/NAME.toml, or NAME for those of the program), a repository of the Hugging Face hub
-/// (ORG/NAME, or ORG/NAME@REVISION), a folder from the Hugging Face hub (config.json, model.safetensors,
-/// tokenizer.json or SentencePiece models), an ONNX export made by `optimum-cli export onnx`, or a folder of a
-/// Bergamot student (model.….bin, lex.….bin, tokenizer.json).
+/// SOURCE is a recipe (models/NAME.toml, or NAME for a built-in one), a Hugging Face hub repository (ORG/NAME, or
+/// ORG/NAME@REVISION), a Hugging Face folder (config.json, model.safetensors, tokenizer.json or SentencePiece models),
+/// an ONNX export made by `optimum-cli export onnx`, or a Bergamot student folder (model.….bin, lex.….bin,
+/// tokenizer.json).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A recipe, a repository of the hub, a Hugging Face folder, an ONNX export or a Bergamot folder
+    /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
-    /// The folder of the bundle; an existing bundle is replaced, other files are an error [default: bundles/NAME
-    /// in `home`, from where `kivu serve NAME` serves it; for a repository or a recipe of the program, the bundle that
-    /// `kivu serve SOURCE` serves]
+    /// Output folder; replaces an existing bundle, fails on other files [default: bundles/NAME in `home`, where
+    /// `kivu serve NAME` finds it; for a hub repository or a built-in recipe, the one that `kivu serve SOURCE` serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The task, if the source does not state it
     #[arg(long)]
     task: Option<Task>,
-    /// The name of the model in requests [default: the recipe's, or the folder's]
+    /// Model name in requests [default: the recipe's, or the folder's]
     #[arg(long)]
     name: Option<String>,
-    /// The number format of the weights [default: the recipe's, or int8; int8-blocks if an encoder is below the floor of
-    /// quality in int8]
+    /// Weight precision [default: the recipe's, or int8; int8-blocks if an encoder is below the quality floor in int8]
     #[arg(long)]
     precision: Option<Precision>,
-    /// The engine that an encoder in int8 is built for [default: that of kivu.toml, or auto]
+    /// Target engine for an encoder in int8 [default: from kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable
@@ -98,7 +96,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     };
     let out = arguments.out.or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
     let out = out.unwrap_or_default();
-    // Under its own name, the bundle is that of the source, until the source changes.
+    // Under its own name, the bundle belongs to the source, until the source changes.
     let is_default = default.is_some() && arguments.name.is_none();
     let id = if is_default { path_id(source).ok() } else { None };
     let request = Request {
@@ -130,8 +128,8 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
     is_same.then_some(name)
 }
 
-/// Builds a recipe of the program or a repository of the hub, whose newest commit is used. Without `--out` and `--name`,
-/// the bundle is the one that `kivu serve` finds by the same name.
+/// Builds a built-in recipe, or a hub repository at its newest commit. Without `--out` and `--name`, the bundle is the
+/// one that `kivu serve` finds by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
     let Arguments { source, out, name, task, precision, engine, allow, json } = arguments;
@@ -166,7 +164,7 @@ fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of the bundle's folder without `--out`: the model's name, or that of the source.
+/// Default name for the bundle's folder: the model's, or the source's.
 fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     if let Some(name) = name {
         return Ok(name.into());

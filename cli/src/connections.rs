@@ -1,4 +1,4 @@
-//! Connections of `kivu serve`, with timeouts for reading and writing, and a graceful shutdown.
+//! `kivu serve`'s connections, with read and write timeouts and graceful shutdown.
 
 use std::{
     convert::Infallible,
@@ -45,24 +45,24 @@ use tokio::{
 
 use super::unread_body::{self, SharedBody};
 
-/// The limit of a request's head, and of what a connection reads ahead, in bytes.
+/// Maximum size of a request head, and of a connection's read-ahead, in bytes.
 const MAX_BUFFER: usize = 64 * 1024;
 
-/// The pause after a failed `accept`, which usually means that file descriptors have run out.
+/// Pause after a failed `accept`, which usually means that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The fraction of the request timeout after which a client that has stopped sending is probed, and a minimum.
 const PROBE_FRACTION: u32 = 60;
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(10);
-/// An interim response: a client that waits for the final one skips it, and the system of a client that has closed the
-/// connection answers with a reset.
+/// An interim response: a client waiting for the final one skips it, and a client's system answers with a reset if the
+/// client has closed the connection.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Serves connections until `stop` is ready, then finishes the open ones and returns the output of `stop`.
+/// Serves connections until `stop` is ready, then finishes the open ones and returns `stop`'s output.
 ///
-/// - A connection is closed if the head of a request, the first or a later one, takes longer than `timeout`. Slow
-///   clients cannot hold a file descriptor, nor delay the shutdown.
-/// - It is also closed if the client does not read a buffered response within `timeout`; of a long response, some
+/// - A connection is closed if a request head, the first or a later one, takes longer than `timeout`. Slow clients
+///   cannot hold a file descriptor, nor delay the shutdown.
+/// - It is also closed if the client does not read a buffered response within `timeout`; for a long response, some
 ///   hundreds of kilobytes are buffered.
 /// - A client may shut down its sending side after the request (`shutdown(SHUT_WR)`), and still gets the response. At
 ///   first this is indistinguishable from a closed connection: see [`while_connected`].
@@ -98,7 +98,7 @@ pub(super) async fn serve<T>(
     drop(listener);
     drop(stopping);
     let finished = async { while connections.join_next().await.is_some() {} };
-    // Requests end within the timeout, and idle connections too; what remains are clients that read slowly.
+    // Requests and idle connections end within the timeout; only slow readers remain.
     if time::timeout(timeout + timeout / 2, finished).await.is_err() {
         tracing::warn!(connections = connections.len(), "closing connections whose clients read too slowly");
     }
@@ -118,7 +118,7 @@ async fn connection(stream: TcpStream, router: Router, timeout: Duration, is_sto
     }
 }
 
-/// The state that the requests of a connection share.
+/// State shared between a connection's requests.
 #[derive(Clone)]
 struct Served {
     reader: Arc<OwnedReadHalf>,
@@ -127,7 +127,7 @@ struct Served {
     timeout: Duration,
 }
 
-/// The response to a request. If it comes before the end of the request's body, its `connection` header is `close`.
+/// Answers a request. If the response comes before the end of the request's body, its `connection` header is `close`.
 async fn respond(
     request: Request<Incoming>,
     router: TowerToHyperService<Router>,
@@ -164,7 +164,7 @@ async fn serve_connection(
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
-        // Errors of a connection are the client's.
+        // Connection errors are the client's.
         _ = &mut connection => return,
         _ = is_stopping.changed() => connection.as_mut().graceful_shutdown(),
     }
@@ -174,8 +174,8 @@ async fn serve_connection(
 /// Waits for a response; fails if the client closes the connection first.
 ///
 /// A client that has stopped sending may have closed the connection or may wait for the response; only sending can
-/// distinguish the two. After `interval`, such a client gets an interim response, if it uses HTTP/1.1. Clients of older
-/// versions are assumed to wait.
+/// distinguish the two. After `interval`, such a client gets an interim response, if it uses HTTP/1.1. HTTP/1.0 clients
+/// are assumed to wait.
 async fn while_connected<T>(
     client: Arc<OwnedReadHalf>,
     version: Version,
@@ -197,7 +197,7 @@ async fn while_connected<T>(
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         if state.is_read_closed() && !is_probed {
-            // No part of the response has been sent yet.
+            // The response has not begun yet.
             match stream.try_write(PROBE) {
                 Ok(sent) if sent == PROBE.len() => is_probed = true,
                 Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
@@ -208,7 +208,7 @@ async fn while_connected<T>(
     }
 }
 
-/// A stream whose writes fail if the client does not read what is sent within a timeout.
+/// A stream whose writes fail if the client does not read sent bytes within a timeout.
 struct TimedStream {
     reader: Arc<OwnedReadHalf>,
     writer: OwnedWriteHalf,
@@ -218,7 +218,7 @@ struct TimedStream {
 }
 
 impl TimedStream {
-    /// The result of an attempt to write, or a timeout.
+    /// A write attempt's result, or a timeout.
     fn or_timeout<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
             return sent;
@@ -297,7 +297,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    /// A client of a server that answers before it has read a body.
+    /// A client whose server answers before reading a body.
     async fn refused() -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -306,7 +306,7 @@ mod tests {
         client
     }
 
-    /// The head of the next response.
+    /// Reads the next response's head.
     async fn head(client: &mut TcpStream) -> String {
         let mut response = Vec::new();
         while !response.ends_with(b"refused") {
@@ -315,7 +315,7 @@ mod tests {
         String::from_utf8(response).unwrap()
     }
 
-    /// A client that first sends its whole request, and then reads, gets a response although no handler reads the body.
+    /// A client that sends its whole request before it reads gets a response although no handler reads the body.
     #[tokio::test]
     async fn bodies_of_answered_requests_are_discarded() {
         let mut client = refused().await;
@@ -348,7 +348,8 @@ mod tests {
         assert!(response.starts_with("HTTP/1.1 200") && response.contains("connection: close"), "{response}");
     }
 
-    /// A client of a server whose route `/slow` waits for `finish`, and whether each request was completed or dropped.
+    /// A client whose server has a route `/slow` that waits for `finish`, and whether each request was completed or
+    /// dropped.
     async fn slow(finish: Arc<Notify>, timeout: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
         struct Outcome(mpsc::UnboundedSender<bool>, bool);
         impl Drop for Outcome {

@@ -27,7 +27,8 @@ Examples:
 
 /// Check what this machine lacks, and how to install it
 ///
-/// The exit code is 1 if ONNX Runtime is missing, which builds need, and models that Kivu's own engine does not run.
+/// The exit code is 1 if ONNX Runtime is missing. Builds need it, and so do models that the native engine does not
+/// support.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -37,13 +38,13 @@ pub(super) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Only download ONNX Runtime, for functions of this architecture, into a folder of that name in `home`
+    /// Only download ONNX Runtime, for Lambda functions on this architecture, into a folder with its name in `home`
     #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
     function: Option<String>,
 }
 
 const OK: &str = "ok";
-/// Not found, and required to build models and to serve some of them.
+/// Not found, and required to build models and to serve some.
 const MISSING: &str = "missing";
 /// Not found, and required for something else.
 const OPTIONAL: &str = "optional";
@@ -121,7 +122,7 @@ fn processor() -> Finding {
     Finding { state: OK, about }
 }
 
-/// The first line that a command prints, if it succeeds.
+/// First output line of a command, if it succeeds.
 fn program(command: &mut Command, missing: &str) -> Finding {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
     let output = output.ok().filter(|output| output.status.success());

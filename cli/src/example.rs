@@ -8,7 +8,7 @@ use kivu::{
     repository::Manifest,
 };
 
-/// The JSON body of a valid request to `/models/NAME`.
+/// A valid JSON body for `/models/NAME`.
 pub(super) fn body(manifest: &Manifest) -> String {
     let body = match manifest.task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,

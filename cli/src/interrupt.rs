@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP, which a closed terminal sends.
+//! SIGINT, SIGTERM and SIGHUP. A closed terminal sends SIGHUP.
 
 use std::{fs, future::pending, process::ExitCode, thread};
 
@@ -11,9 +11,9 @@ use tokio::{
 use kivu::error::{Error, Result};
 use kivu_compiler::abandon;
 
-/// The stack size of a main thread, for work that moves to another thread.
+/// Main thread stack size, for work that moves to another thread.
 const STACK_BYTES: usize = 8 * 1024 * 1024;
-/// The exit code of a process that a signal ended is this and the signal's number, as in shells.
+/// Offset for exit codes after a signal: added to the signal's number, as in shells.
 const SIGNALLED: u8 = 128;
 
 /// SIGINT, SIGTERM and SIGHUP; while this exists, they do not end the process.
@@ -74,8 +74,8 @@ impl Ended<ExitCode> {
     }
 }
 
-/// Runs `work`, which may build a model, on another thread. Signals abandon it and its builds, with the exit code for
-/// them.
+/// Runs `work`, which may build a model, on another thread. Signals abandon it and its builds, with the signal's exit
+/// code.
 pub(super) fn interruptible<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Ended<T>> {

@@ -30,7 +30,7 @@ use kivu::{config::Config, error::Result, telemetry};
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu serve BAAI/bge-small-en-v1.5          serve a model of the Hugging Face hub
+  kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face hub
   kivu models                                list the models on this machine
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
   kivu doctor --fix                          install what this machine lacks
@@ -67,7 +67,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A core dump would contain keys and the texts of requests. Ignored if the system refuses.
+    // A core dump would contain keys and request texts. Ignored if the system refuses.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     execute(Arguments::parse()).unwrap_or_else(|error| {
         terminal::print_error(&error);

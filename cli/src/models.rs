@@ -28,7 +28,7 @@ Examples:
   kivu models
   kivu models --json    for a script";
 
-/// List the models on this machine: those that were built by name, and those that were built without `--out`
+/// List the models on this machine: built by name, or without `--out`
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -37,7 +37,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// A model that `kivu serve NAME` serves.
+/// A model served by `kivu serve NAME`.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
@@ -47,7 +47,7 @@ struct Row {
     /// Seconds since the build.
     age_s: u64,
     quality: Option<Quality>,
-    /// The version of Kivu that built it, if it was built by name. Another version builds it again.
+    /// Kivu version that built it, if it was built by name. Another version builds it again.
     version: Option<String>,
     bundle: PathBuf,
 }
@@ -105,7 +105,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The bundles that were built without `--out`.
+/// Bundles built without `--out`.
 fn built_without_out(config: &Config) -> Vec<Row> {
     let entries = fs::read_dir(config.bundles()).into_iter().flatten().flatten();
     let mut rows: Vec<Row> = entries

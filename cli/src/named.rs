@@ -1,4 +1,4 @@
-//! The models that command lines and `kivu.toml` name.
+//! Resolves model names in command lines and `kivu.toml`.
 
 use std::path::{Path, PathBuf};
 
@@ -17,17 +17,17 @@ use kivu_compiler::{
     named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
 };
 
-/// The meaning of a name.
+/// What a name refers to.
 pub(super) enum Location {
-    /// The path or the URL of a bundle, or of a folder of bundles.
+    /// Path or URL of a bundle, or of a folder with bundles.
     Bundle(PathBuf),
-    /// A model that is built when it is needed.
+    /// A model to build on demand.
     Model(NamedModel),
 }
 
 impl Location {
-    /// In this order: an S3 URL, a path, a bundle that was built without `--out` and complies with the options, a recipe of
-    /// the program, a repository of the hub.
+    /// Resolves a name in this order: an S3 URL, a path, a bundle built without `--out` that complies with the options,
+    /// a built-in recipe, a hub repository.
     pub(super) fn of(named: &Path, options: Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
             return Ok(Self::Bundle(named.to_owned()));
@@ -63,10 +63,10 @@ impl Location {
     }
 }
 
-/// The recipe or the repository of a name, if it is that of one.
+/// The recipe or repository with this name, if any.
 pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
     let text = named.to_str().unwrap_or_default();
-    // The path of a recipe that does not exist.
+    // A path to a missing recipe.
     if text.ends_with(".toml") {
         return Ok(None);
     }
@@ -74,13 +74,13 @@ pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
         return Ok(Some(NamedModel::Recipe(recipe)));
     }
     if let Some((id, revision)) = text.split_once('@').filter(|(id, _)| RepositoryName::is_name(id)) {
-        // For the error of an invalid revision.
+        // Fails with the error for an invalid revision.
         return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
     }
     Ok(text.parse().ok().map(NamedModel::Repository))
 }
 
-/// The bundle of a name; `None` if it has to be built first.
+/// Finds a bundle by name; `None` if it must be built first.
 pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Option<PathBuf>> {
     match Location::of(named, options, config)? {
         Location::Bundle(path) => require(path).map(Some),
@@ -88,7 +88,7 @@ pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Op
     }
 }
 
-/// The bundle of a name, built if necessary.
+/// Finds a bundle by name, or builds it.
 pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result<PathBuf> {
     let model = match Location::of(named, options, config)? {
         Location::Bundle(path) => return require(path),
@@ -122,7 +122,7 @@ pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result
     Ok(outcome.into_path())
 }
 
-/// Replaces the names in the configuration by bundles; `false` if one of them has to be built first.
+/// Replaces the configuration's names by bundles; `false` if one must be built first.
 pub(super) fn find_all(config: &mut Config, options: Options) -> Result<bool> {
     let mut are_found = true;
     for index in 0..config.models.len() {
@@ -134,7 +134,7 @@ pub(super) fn find_all(config: &mut Config, options: Options) -> Result<bool> {
     Ok(are_found)
 }
 
-/// Replaces the names in the configuration by bundles, which are built if necessary.
+/// Replaces the configuration's names by bundles, and builds the missing ones.
 pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
     for index in 0..config.models.len() {
         config.models[index].path = resolve(&config.models[index].path, options, config)?;
@@ -142,7 +142,7 @@ pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a single word that is not the name of anything. Errors about paths come from their readers.
+/// Refuses a single word that names nothing. Errors about paths come from their readers.
 fn require(path: PathBuf) -> Result<PathBuf> {
     let is_word =
         path.components().count() == 1 && !path.is_absolute() && path.to_str().is_some_and(is_plain);
@@ -152,11 +152,11 @@ fn require(path: PathBuf) -> Result<PathBuf> {
     Err(unknown("a bundle", &path, "`kivu models` lists the models on this machine"))
 }
 
-/// The error of a name that is neither `expected` nor that of a recipe or a repository.
+/// Error for a name that is neither `expected` nor a recipe's or a repository's.
 pub(super) fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
     Error::config(format!(
-        "expected {expected}, a recipe ({}) or a repository of the Hugging Face hub as ORG/NAME, but found `{}`; {hint}",
+        "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but found `{}`; {hint}",
         quoted(&recipes),
         named.display()
     ))

@@ -1,4 +1,4 @@
-//! ONNX Runtime for commands that need it, installed if this machine does not have it.
+//! ONNX Runtime for commands that need it; installs it if this machine lacks it.
 
 use std::{fs, path::Path};
 
@@ -30,9 +30,9 @@ pub(super) fn load(config: &Config) -> Result<Runtime> {
     Runtime::load(&located?)
 }
 
-/// A build of ONNX Runtime, which is published as part of a Python wheel.
+/// An ONNX Runtime build, published in a Python wheel.
 pub(super) struct Library {
-    /// Rust's name of the processor architecture, and that of Lambda.
+    /// Architecture name in Rust, and on Lambda.
     architectures: [&'static str; 2],
     wheel_sha256: &'static str,
     sha256: &'static str,
@@ -51,11 +51,11 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// The Python version of the downloaded wheel. The library is the same in all of them.
+/// Python version for the downloaded wheel. The library is the same in all of them.
 const PYTHON: &str = "3.11";
 
 impl Library {
-    /// The library for Rust's name of an architecture, or Lambda's.
+    /// Finds the library by architecture name, Rust's or Lambda's.
     pub(super) fn of(architecture: &str) -> Result<&'static Self> {
         let library = LIBRARIES.iter().find(|library| library.architectures.contains(&architecture));
         library.ok_or_else(|| {
@@ -98,7 +98,7 @@ impl Library {
     }
 }
 
-/// Copies a file; `target` never has a part of it.
+/// Copies a file atomically; `target` is never partial.
 fn copy(source: &Path, target: &Path) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", target.display()));
     let partial = NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;

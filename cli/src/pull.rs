@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL")]
     bundle: Url,
-    /// The folder of the bundle; an existing bundle is replaced, other files are an error
+    /// Output folder; replaces an existing bundle, fails on other files
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

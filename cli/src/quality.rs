@@ -1,4 +1,4 @@
-//! The quality of a bundle as text.
+//! Formats a bundle's quality.
 
 use kivu::repository::manifest::{Neighbours, Quality};
 
@@ -15,12 +15,11 @@ pub(super) fn text(quality: Option<Quality>) -> String {
         }) => {
             let neighbours = neighbours.map(|Neighbours { ten_nearest, nearest }| {
                 let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
-                format!("; {ten_nearest:.1} % of the ten nearest texts kept, {nearest:.1} % of the nearest")
+                format!("; recall@10 {ten_nearest:.1} %, recall@1 {nearest:.1} %")
             });
-            let terms =
-                terms.map(|terms| format!("; {:.1} % of the ten largest weights kept", terms * 100.0));
+            let terms = terms.map(|terms| format!("; {:.1} % of the top 10 weights kept", terms * 100.0));
             let scores =
-                score_difference.map(|difference| format!("; mean difference of scores {difference:.4}"));
+                score_difference.map(|difference| format!("; mean score difference {difference:.4}"));
             format!(
                 "cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}{}",
                 [neighbours, terms, scores].map(Option::unwrap_or_default).concat()
@@ -34,25 +33,25 @@ pub(super) fn text(quality: Option<Quality>) -> String {
             worst_difference,
         }) => {
             format!(
-                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %, difference of scores: \
+                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
                 agreement * 100.0
             )
         }
         Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) => {
             format!(
-                "against fp32 over {spans} spans of {texts} texts: {:.1} % of entities in common, difference of scores: \
+                "against fp32 over {spans} spans of {texts} texts: {:.1} % of entities in common, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
                 agreement * 100.0
             )
         }
         Some(Quality::Ranking { texts, rank_agreement, mean_difference }) => format!(
-            "against fp32 over {texts} texts: mean difference of scores {mean_difference:.4}, same order of {:.1} % of \
-             pairs of texts",
+            "against fp32 over {texts} texts: mean score difference {mean_difference:.4}, same order for {:.1} % of \
+             text pairs",
             rank_agreement * 100.0
         ),
         Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
-            "against fp32 over {texts} texts: same label for {:.1} %, mean difference of scores {mean_difference:.4}",
+            "against fp32 over {texts} texts: same label for {:.1} %, mean score difference {mean_difference:.4}",
             agreement * 100.0
         ),
         Some(Quality::Seq2Seq {
@@ -85,7 +84,7 @@ pub(super) fn short(quality: Option<Quality>) -> String {
             format!("same label {:.1} %", agreement * 100.0)
         }
         Some(Quality::Ranking { mean_difference, .. }) => {
-            format!("difference of scores {mean_difference:.4}")
+            format!("score difference {mean_difference:.4}")
         }
         Some(Quality::ZeroShotEntities { agreement, .. }) => {
             format!("same entities {:.1} %", agreement * 100.0)

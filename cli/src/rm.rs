@@ -21,16 +21,16 @@ Examples:
   kivu rm minilm
   kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the downloaded files";
 
-/// Remove models that were built by name, or without `--out`
+/// Remove models from this machine
 ///
-/// The names are those of `kivu models`. All bundles of a model are removed.
+/// Takes names from `kivu models`, and removes all bundles with that name.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The name of a model
+    /// Model name
     #[arg(value_name = "NAME", required = true)]
     models: Vec<String>,
-    /// Also remove the files that were downloaded from the hub, which other programs may use
+    /// Also remove the files downloaded from the hub, which other programs may use
     #[arg(long)]
     weights: bool,
 }
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes a bundle that was built without `--out`; its size in bytes.
+/// Removes a bundle built without `--out`; returns its size in bytes.
 fn remove_bundle(name: &str, config: &Config) -> Result<Option<u64>> {
     let path = PathBuf::from(name);
     let folder = config.bundles().join(&path);

@@ -24,13 +24,13 @@ pub(super) fn print(line: &str) -> Result<()> {
     }
 }
 
-/// Writes a line to standard error, if that is open.
+/// Writes a line to standard error, if it is open.
 pub(super) fn print_aside(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Prints an error with its causes, and on a line of its own what to do about it: the part of the message after the
-/// first semicolon.
+/// Prints an error with its causes, and on a separate line what to do about it: the message part after the first
+/// semicolon.
 pub(super) fn print_error(error: &Error) {
     let (message, chain) = (error.to_string(), error.chain());
     let causes = chain.strip_prefix(&message).unwrap_or_default();
@@ -40,14 +40,14 @@ pub(super) fn print_error(error: &Error) {
     }
 }
 
-/// The steps of the bar of a job, whose number of rows is not known.
+/// Progress bar steps for a job with an unknown number of rows.
 const STEPS: u64 = 10_000;
 
 /// A progress bar on standard error; one line per stage if that is not a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     bar: Mutex<Option<ProgressBar>>,
-    /// Rows of earlier processes, which the rate of this one ignores.
+    /// Rows processed earlier by other processes; excluded from this one's rate.
     rows_before: Mutex<u64>,
 }
 
@@ -112,7 +112,7 @@ impl batch::Watcher for Progress {
                 Some(share) => bar.set_position((share * STEPS as f64) as u64),
                 None => bar.tick(),
             }
-            // The remaining time is estimated from the rows of this process alone.
+            // The remaining time is estimated from this process's rows alone.
             if rows == before {
                 bar.reset_eta();
             }

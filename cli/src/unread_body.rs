@@ -1,7 +1,7 @@
-//! Requests that are answered before their body is read, as those without a key or a permit are.
+//! Requests answered before their body is read, such as requests without a key or a permit.
 //!
-//! A connection with unread bytes is reset when it is closed, so that the client may lose the response. The rest of a body
-//! is therefore read and discarded for a while after the response.
+//! A connection with unread bytes is reset when it is closed, so that the client may lose the response. The rest of a
+//! body is therefore read and discarded for a while after the response.
 
 use std::{
     future::poll_fn,
@@ -16,11 +16,11 @@ use futures::FutureExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::{net::tcp::OwnedReadHalf, task, time};
 
-/// How long, and how much, is read of a body after the response.
+/// Maximum time, and maximum bytes, for discarding a body after the response.
 const MAX_TIME: Duration = Duration::from_secs(2);
 const MAX_BYTES: usize = 32 * 1024 * 1024;
 
-/// A body that can be read on after the request that has it is answered.
+/// A body that remains readable after its request is answered.
 #[derive(Debug)]
 pub(super) struct SharedBody<B>(Arc<Mutex<Progress<B>>>);
 
@@ -45,7 +45,7 @@ impl<B> SharedBody<B> {
 }
 
 impl<B: Body + Unpin> SharedBody<B> {
-    /// Reads the rest as far as it has arrived; whether that is all.
+    /// Reads the rest as far as it has arrived; returns whether it is complete.
     pub(super) async fn has_arrived(&mut self) -> bool {
         /// The connection passes a body on in frames, each when its task runs again.
         const MAX_FRAMES: usize = 4;
@@ -78,7 +78,7 @@ impl<B: Body + Unpin> Body for SharedBody<B> {
 
     fn is_end_stream(&self) -> bool {
         let progress = self.lock();
-        // A body of chunks does not say that it has ended.
+        // A chunked body does not announce its end.
         progress.has_ended || progress.body.is_end_stream()
     }
 
@@ -87,7 +87,7 @@ impl<B: Body + Unpin> Body for SharedBody<B> {
     }
 }
 
-/// Discards what the client of an answered request still sends.
+/// Discards what the client still sends after the response.
 pub(super) async fn discard(reader: &OwnedReadHalf) {
     let discard = async {
         let (mut buffer, mut found) = (vec![0; 16 * 1024], 0);
@@ -102,6 +102,6 @@ pub(super) async fn discard(reader: &OwnedReadHalf) {
         }
         Ok(())
     };
-    // An error of the connection is the client's.
+    // Connection errors are the client's.
     let _ = time::timeout(MAX_TIME, discard).await;
 }

@@ -96,7 +96,6 @@ impl ConfigFile {
         }
     }
 
-    /// A required [size](Self::get_size).
     pub(super) fn require_size(&self, field: &str) -> Result<usize> {
         self.require_any_size(&[field])
     }

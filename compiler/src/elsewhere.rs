@@ -38,7 +38,7 @@ impl Elsewhere {
 
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::model_because("the place of the bundle cannot be written", error))?;
+            .map_err(|error| Error::model_because("cannot write the bundle's location", error))?;
         files::write(&folder.join(NAME), &text)
     }
 
@@ -58,7 +58,6 @@ impl Elsewhere {
     }
 }
 
-/// A bundle's build time.
 pub(super) fn built(bundle: &Path) -> Option<SystemTime> {
     fs::metadata(bundle.join(MANIFEST)).and_then(|found| found.modified()).ok()
 }

@@ -1,4 +1,4 @@
-//! The model compiler: from weights to a bundle whose quality was measured, without Python or PyTorch.
+//! The model compiler: from weights to a bundle with measured quality, without Python or PyTorch.
 
 mod bergamot;
 mod bundle;
@@ -58,7 +58,7 @@ use kivu::{
     repository::{bundle::Bundle, folder::Destination},
 };
 
-/// The result of a build.
+/// A completed build.
 #[derive(Debug)]
 pub struct Built {
     /// The bundle in the requested folder.
@@ -67,7 +67,7 @@ pub struct Built {
     pub comparison: Option<Comparison>,
     /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,
-    /// Tasks that are as plausible as that of the bundle, if none was requested.
+    /// Tasks as plausible as the bundle's, if none was requested.
     pub other_tasks: Vec<Task>,
 }
 
@@ -80,7 +80,7 @@ pub fn build(request: &Request, runtime: LoadRuntime<'_>, progress: &dyn Progres
     build_from(request, None, runtime, progress)
 }
 
-/// Builds a bundle from a folder that may be that of a repository of the hub.
+/// Builds a bundle from a folder, which may belong to a hub repository.
 fn build_from(
     request: &Request,
     fetched: Option<&Fetched>,

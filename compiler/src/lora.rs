@@ -1,4 +1,4 @@
-//! PEFT's LoRA adapters, merged into the weights that they were trained on.
+//! PEFT LoRA adapters, merged into their base model's weights.
 
 use std::path::{Path, PathBuf};
 
@@ -12,17 +12,17 @@ use super::{
 use kivu::error::{Error, Result};
 
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// The file with the weights: the first of these that exists.
+/// Weight files; the first that exists is used.
 pub(super) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
-/// The prefix that PEFT gives the names of the model that it wraps.
+/// Name prefix that PEFT adds for the wrapped model.
 const WRAPPER: &str = "base_model.model.";
-/// The part of names that PEFT gives the parameters of a layer with an adapter.
+/// Name part that PEFT inserts for layers with an adapter.
 const WRAPPED_LAYER: &str = ".base_layer.";
 
-/// The fields that [`Adapter::open`] reads.
+/// Fields that [`Adapter::open`] reads.
 const READ: [&str; 7] =
     ["init_lora_weights", "lora_alpha", "peft_type", "r", "target_modules", "task_type", "use_rslora"];
-/// Fields for training, or for what the names of the adapter's tensors say too. All others must be unset.
+/// Fields for training, or redundant with the adapter's tensor names. All others must be unset.
 const WITHOUT_EFFECT: [&str; 18] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -43,7 +43,7 @@ const WITHOUT_EFFECT: [&str; 18] = [
     "revision",
     "runtime_config",
 ];
-/// The initial values that do not change the weights of the base.
+/// Initializations that do not change the base's weights.
 const INITIAL_VALUES: [&str; 3] = ["eva", "gaussian", "orthogonal"];
 
 #[derive(Debug)]
@@ -51,23 +51,23 @@ pub(super) struct Adapter {
     weights: PathBuf,
     rank: usize,
     scale: f32,
-    /// The ends of the names of modules with low-rank matrices, if the configuration lists them.
+    /// Name suffixes for modules with low-rank matrices, if the configuration lists them.
     targets: Option<Vec<String>>,
     /// Whether its head, if it has one, labels tokens instead of texts.
     pub(super) labels_tokens: bool,
 }
 
-/// The names of a model's weights that an adapter refers to.
+/// Names of model weights that an adapter refers to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BaseNames<'a> {
-    /// The prefix of the body, which names of the adapter may have and names of the model may lack, or the reverse.
+    /// Body prefix, which the adapter's names may have and the model's may lack, or the reverse.
     pub(super) prefix: &'a str,
-    /// The modules of the head, which an adapter may add.
+    /// Head modules, which an adapter may add.
     pub(super) head: &'a [&'a str],
 }
 
 impl Adapter {
-    /// Reads the configuration in `folder`; other kinds of adapters than LoRA are refused.
+    /// Reads the configuration in `folder`; adapters other than LoRA are refused.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let config = ConfigFile::new(CONFIG, read_json(&folder.join(CONFIG))?);
         let kind: String = config.require("peft_type")?;
@@ -91,7 +91,7 @@ impl Adapter {
         Ok(Self { weights, rank, scale: alpha / divisor, targets, labels_tokens })
     }
 
-    /// Adds the product of each pair of low-rank matrices to its weight, and replaces whole modules.
+    /// Adds each low-rank matrix product to its weight, and replaces whole modules.
     ///
     /// Returns the number of labels if the adapter has a head.
     pub(super) fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
@@ -109,7 +109,7 @@ impl Adapter {
                     return Err(missing("`lora_A`", module));
                 }
             } else if inner.contains("lora_") {
-                return Err(Error::model(format!("expected LoRA of linear layers, but found `{inner}`")));
+                return Err(Error::model(format!("expected LoRA for linear layers, but found `{inner}`")));
             } else {
                 let inner = inner.replace(WRAPPED_LAYER, ".");
                 if ["classifier.weight", "classifier.out_proj.weight", "score.weight"].contains(&&*inner) {
@@ -121,7 +121,7 @@ impl Adapter {
         Ok(labels)
     }
 
-    /// Adds the product of the matrices of `module`, the first of which is called `name` in the adapter.
+    /// Adds the product of `module`'s two matrices; the first is called `name` in the adapter.
     fn add_pair(
         &self,
         (name, module): (&str, &str),
@@ -134,7 +134,7 @@ impl Adapter {
         };
         if self.targets.as_ref().is_some_and(|targets| !targets.iter().any(is_target)) {
             return Err(Error::model(format!(
-                "expected low-rank matrices of `target_modules` only, but found `{name}`"
+                "expected low-rank matrices for `target_modules` only, but found `{name}`"
             )));
         }
         let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
@@ -172,7 +172,7 @@ impl Adapter {
     }
 }
 
-/// Refuses settings that change results and are not supported.
+/// Refuses unsupported settings that change results.
 fn check_fields(config: &ConfigFile) -> Result<()> {
     let is_unset = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -197,7 +197,7 @@ fn check_fields(config: &ConfigFile) -> Result<()> {
     }
 }
 
-/// Replaces a weight of the model, or adds one of its head.
+/// Replaces a weight in the model, or adds one in its head.
 fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<'_>) -> Result<()> {
     let bare = name.strip_prefix(names.prefix).unwrap_or(name);
     let module = bare.rsplit_once('.').map_or(bare, |(module, _)| module);
@@ -219,7 +219,7 @@ fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<
     Ok(())
 }
 
-/// The error of a folder with an adapter that the build would ignore.
+/// Error for a folder with an adapter that the build would ignore.
 pub(super) fn ignored(folder: &Path) -> Error {
     let base =
         ConfigFile::open_or_empty(folder, CONFIG).and_then(|config| config.get("base_model_name_or_path"));
@@ -257,14 +257,14 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
     }
 
-    /// A folder with the configuration of a fixture, except for one field, and tensors of the given shapes.
+    /// A folder with a fixture's configuration, one field changed, and tensors with the given shapes.
     fn folder(field: &str, value: Value, tensors: &[(&str, &[usize])]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let config = fs::read(fixture("tiny-bert-lora").join(CONFIG)).unwrap();
         let mut config: Map<String, Value> = serde_json::from_slice(&config).unwrap();
         config.insert(field.to_owned(), value);
         fs::write(folder.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
-        // The form of safetensors: the length of a header, the header, zeros.
+        // The safetensors format: header length, header, zeros.
         let (mut header, mut end) = (Map::new(), 0);
         for (name, shape) in tensors {
             let start = end;
@@ -282,7 +282,7 @@ mod tests {
         Adapter::open(folder(field, value, &[]).path())
     }
 
-    /// Merges tensors of these shapes into `tiny-bert-sentiment`.
+    /// Merges tensors with these shapes into `tiny-bert-sentiment`.
     fn merge(tensors: &[(&str, &[usize])]) -> Result<Option<usize>> {
         let folder = folder("r", json!(4), tensors);
         let mut weights = Weights::open(&fixture("tiny-bert-sentiment"))?;
@@ -348,7 +348,7 @@ mod tests {
         let [down, up] = ["A", "B"].map(|side| format!("bert.{QUERY}.lora_{side}.weight"));
         let pair: [(&str, &[usize]); 2] = [(&down, &[4, 32]), (&up, &[32, 4])];
         assert_eq!(merge(&pair).unwrap(), None);
-        // Without the prefix, which the base has, and with the part of layers with an adapter.
+        // Without the base's prefix, and with the name part for layers with an adapter.
         let bare = pair.map(|(name, shape)| (name.trim_start_matches("bert."), shape));
         let bias = format!("bert.{QUERY}.base_layer.bias");
         merge(&[bare[0], bare[1], (&bias, &[32])]).unwrap();
@@ -370,11 +370,11 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
         expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
-        expected low-rank matrices of `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
+        expected low-rank matrices for `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
         expected `bert.encoder.layer.0.attention.self.query.bias` of shape [32] in the adapter, but found [31]
         expected a weight in the model for the adapter of `bert.nothing.weight`, but found none
         expected a weight in the model for the adapter of `bert.embeddings.word_embeddings.token_adapter.trainable_tokens_delta`, but found none
-        expected LoRA of linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
+        expected LoRA for linear layers, but found `bert.embeddings.word_embeddings.lora_embedding_A`
         ");
     }
 }

@@ -1,4 +1,4 @@
-//! The modules of a sentence-transformers model, by `modules.json`, and by a `Router` those of queries and documents.
+//! Modules in a sentence-transformers model, from `modules.json`, with a `Router`'s query and document modules.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +15,13 @@ use super::{
 use kivu::error::{Error, Result, quoted};
 
 pub(super) const MODULES: &str = "modules.json";
-/// Classes that send queries and documents through modules of their own, and their settings.
+/// Classes with separate modules for queries and documents, and their settings.
 const ROUTERS: [&str; 2] = ["Router", "Asym"];
 pub(super) const ROUTER: &str = "router_config.json";
-/// The class of weights of the tokens of queries.
+/// Class for static query token weights.
 const STATIC_QUERIES: &str = "SparseStaticEmbedding";
 
-/// The packages of sentence-transformers' own classes, in its versions. From version 5.4 on, a class is in a file of its
-/// own.
+/// Packages for sentence-transformers' own classes, by version. From version 5.4 on, each class has its own file.
 const PACKAGES: [&str; 7] = [
     "sentence_transformers.models",
     "sentence_transformers.base.modules",
@@ -32,10 +31,10 @@ const PACKAGES: [&str; 7] = [
     "sentence_transformers.sparse_encoder.models",
     "sentence_transformers.sparse_encoder.modules",
 ];
-/// Other classes that are built like sentence-transformers' own.
+/// Other classes built like sentence-transformers' own.
 const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
 
-/// A module of a model.
+/// One module.
 #[derive(Clone, PartialEq, Deserialize)]
 pub(super) struct Module {
     path: String,
@@ -43,7 +42,7 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// The name of a class of sentence-transformers or PyLate, and the whole path of any other class.
+    /// The class name for sentence-transformers and PyLate, and the full path for any other class.
     pub(super) fn class(&self) -> &str {
         let path = self.r#type.as_str();
         let Some((place, class)) = path.rsplit_once('.') else { return path };
@@ -55,7 +54,7 @@ impl Module {
         if is_known { class } else { path }
     }
 
-    /// Whether it is a layer of PyLate, which transforms vectors of tokens.
+    /// Whether it is a PyLate layer, which transforms token vectors.
     pub(super) fn is_pylates(&self) -> bool {
         self.r#type == PYLATE_DENSE
     }
@@ -64,7 +63,7 @@ impl Module {
         ROUTERS.contains(&self.class())
     }
 
-    /// The folder of the module, which must be inside of the model's.
+    /// The module's folder, which must be inside the model's.
     pub(super) fn folder(&self, folder: &Path) -> Result<PathBuf> {
         let path = &self.path;
         let mut parts = Path::new(path).components();
@@ -87,7 +86,7 @@ pub(super) fn has_pooling(folder: &Path) -> bool {
     folder.join(MODULES).is_file()
 }
 
-/// The list of modules; empty if the folder has none. Of a `Router`, the modules of documents.
+/// The module list; empty if the folder has none. In a `Router`, the document modules.
 pub(super) fn modules(folder: &Path) -> Result<Vec<Module>> {
     let mut list = listed(folder)?;
     if let Some(router) = Router::of(&list, folder)? {
@@ -96,11 +95,11 @@ pub(super) fn modules(folder: &Path) -> Result<Vec<Module>> {
     Ok(list)
 }
 
-/// A list of modules for queries, and one for documents. Their paths are those in the folder of the model.
+/// Separate module lists for queries and documents. Paths are relative to the model's folder.
 struct Router {
     documents: Vec<Module>,
     queries: Vec<Module>,
-    /// The folder of the weights of queries, if these are static; otherwise the model reads queries like documents.
+    /// Folder with query weights, if they are static; otherwise the model reads queries like documents.
     static_queries: Option<PathBuf>,
 }
 
@@ -114,12 +113,12 @@ struct RouterFile {
 #[derive(Deserialize)]
 struct RouterParameters {
     default_route: Option<String>,
-    /// Names of routes by tuples of task and modality, in Python's notation.
+    /// Route names by (task, modality) tuples, in Python's notation.
     route_mappings: Option<BTreeMap<String, String>>,
 }
 
 impl Router {
-    /// The router that a list of modules begins with, if it does. Routes that need two encoders are refused.
+    /// The router at the start of a module list, if any. Routes with two encoders are refused.
     fn of(list: &[Module], folder: &Path) -> Result<Option<Self>> {
         let Some(first) = list.first().filter(|first| first.is_router()) else {
             return Ok(None);
@@ -164,7 +163,7 @@ impl Router {
 }
 
 impl RouterFile {
-    /// The name of the route of texts for a task, which sentence-transformers finds in this order.
+    /// Name of a task's text route, looked up in sentence-transformers' order.
     fn route(&self, task: &str) -> Result<&str> {
         let mappings = self.parameters.route_mappings.iter().flatten();
         let keys = [
@@ -188,19 +187,19 @@ impl RouterFile {
     }
 }
 
-/// The folder of the weights of queries, if the model does not read queries.
+/// Folder with query weights, if the model does not read queries.
 pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
     let list = listed(folder)?;
     Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
 }
 
-/// The modules of the list, each with its description in the file.
+/// The listed modules, each with its description in the file.
 pub(super) fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
     let list: Option<Vec<Map<String, Value>>> = read_json_if_exists(&folder.join(MODULES))?;
     Ok(list.unwrap_or_default().into_iter().zip(listed(folder)?).collect())
 }
 
-/// The modules of a `Router`, if there is one.
+/// A `Router`'s modules, if there is one.
 pub(super) fn routed(folder: &Path) -> Result<Vec<Module>> {
     let router = Router::of(&listed(folder)?, folder)?;
     Ok(router.map(|router| [router.documents, router.queries].concat()).unwrap_or_default())

@@ -1,7 +1,7 @@
-//! The modules of sentence-transformers that follow the transformer: pooling, dense layers, normalizations.
+//! sentence-transformers modules that follow the transformer: pooling, dense layers, normalizations.
 //!
-//! A single pooling, with or without normalization after it, is left to the pipeline, where the vectors of tokens remain
-//! available. Any other list of modules becomes a part of the graph, which then returns a vector for each text.
+//! A single pooling, with or without a normalization, is left to the pipeline, where token vectors remain available.
+//! Any other module list becomes part of the graph, which then returns a vector per text.
 
 use std::path::Path;
 
@@ -20,27 +20,27 @@ use kivu::{
     pipeline::pooling::Pooling,
 };
 
-/// The name of the output of a graph that pools.
+/// Output name for a graph that pools.
 pub(super) const POOLED: &str = "sentence_embedding";
-/// The names of vectors in the settings of layers: of tokens, and of texts.
+/// Vector names in layer settings: token and text vectors.
 const TOKENS: &str = "token_embeddings";
 const TEXT: &str = POOLED;
 
-/// The modules that vectors of tokens pass on their way to the vector of a text.
+/// Modules that turn token vectors into a text vector.
 #[derive(Debug)]
 pub(super) struct Modules {
     list: Vec<Module>,
-    /// The width of a token's vector after the modules so far.
+    /// Width of a token's vector after the modules so far.
     tokens: usize,
-    /// The width of a text's vector after the modules so far; none before the pooling.
+    /// Width of a text's vector after the modules so far; `None` before the pooling.
     text: Option<usize>,
-    /// The name of the graph's output.
+    /// The graph's output name.
     output: &'static str,
 }
 
 #[derive(Debug)]
 enum Module {
-    /// Vectors that are concatenated.
+    /// Concatenated poolings.
     Pooling(Vec<Mode>),
     Dense(Dense),
     LayerNorm {
@@ -58,7 +58,7 @@ pub(super) struct Dense {
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     activation: Activation,
-    /// Whether it transforms the vectors of tokens rather than that of the text.
+    /// Whether it transforms token vectors rather than the text's.
     is_of_tokens: bool,
     /// Added to the result (PyLate).
     residual: Residual,
@@ -69,31 +69,31 @@ enum Residual {
     #[default]
     None,
     Input,
-    /// The product of the input and a matrix of the same shape as the weights.
+    /// Multiplies the input by a matrix with the same shape as the weights.
     Projected(Vec<f32>),
 }
 
-/// The activation functions of `torch.nn` that dense layers may have.
+/// `torch.nn` activation functions that dense layers may have.
 #[derive(Clone, Copy, Debug)]
 enum Activation {
     Identity,
     Operator(&'static str),
-    /// An operator of ONNX Runtime.
+    /// An ONNX Runtime operator.
     Microsoft(&'static str),
 }
 
 impl Modules {
-    /// No modules yet, for tokens of `width` values.
+    /// An empty list, for tokens with `width` values.
     pub(super) fn new(width: usize) -> Self {
         Self { list: Vec::new(), tokens: width, text: None, output: POOLED }
     }
 
-    /// No modules yet, for texts whose vectors have `width` values.
+    /// An empty list, for text vectors with `width` values.
     pub(super) fn of_texts(width: usize) -> Self {
         Self { list: Vec::new(), tokens: width, text: Some(width), output: POOLED }
     }
 
-    /// The mean of tokens, which sentence-transformers uses for models without its files.
+    /// Mean pooling, sentence-transformers' default for models without its files.
     pub(super) fn mean(width: usize) -> Self {
         Self {
             list: vec![Module::Pooling(vec![Mode::Mean])],
@@ -103,8 +103,7 @@ impl Modules {
         }
     }
 
-    /// The scores of labels, from the vector of the last token: the output called `output`. `weight` has a row of `width`
-    /// values for each label.
+    /// Label scores from the last token's vector, as output `output`. `weight` has a row with `width` values per label.
     pub(super) fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
         let labels = weight.len() / width.max(1);
         let layer = Dense {
@@ -120,7 +119,7 @@ impl Modules {
         Self { list, tokens: width, text: Some(labels), output }
     }
 
-    /// Adds the module of the class `class`, whose files are in `folder`.
+    /// Adds a module with the class `class` and its files in `folder`.
     pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
         let module = match class {
             "Pooling" => {
@@ -164,12 +163,12 @@ impl Modules {
         Ok(())
     }
 
-    /// The number of values in the vector of a text.
+    /// Number of dimensions in a text's vector.
     pub(super) fn dimensions(&self) -> Result<usize> {
         self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
     }
 
-    /// The name of the graph's output.
+    /// The graph's output name.
     pub(super) fn output(&self) -> &'static str {
         self.output
     }
@@ -179,7 +178,7 @@ impl Modules {
         matches!(self.list.last(), Some(Module::Normalize))
     }
 
-    /// The pooling that is left to the pipeline; `None` if the graph has to contain the modules.
+    /// The pooling left to the pipeline; `None` if the graph must contain the modules.
     pub(super) fn pooling(&self) -> Option<Pooling> {
         let [Module::Pooling(modes)] = self.before_normalization() else { return None };
         let [mode] = modes[..] else { return None };
@@ -198,7 +197,7 @@ impl Modules {
         self.before_normalization().is_empty()
     }
 
-    /// Whether the native engine has the modules: a pooling, and then layers for the vectors of texts.
+    /// Whether the native engine supports the modules: a pooling, and then layers for text vectors.
     pub(super) fn suit_native_engine(&self) -> bool {
         let list = self.before_normalization();
         list.iter().enumerate().all(|(place, module)| module.is_native(place + 1 == list.len()))
@@ -210,8 +209,8 @@ impl Modules {
         &self.list[..end.map_or(0, |last| last + 1)]
     }
 
-    /// Writes the modules, without a normalization at the end, from the vectors of tokens (batch, sequence, width), or
-    /// those of texts (batch, width), and the INT64 attention mask (batch, sequence) to a vector for each text.
+    /// Writes the modules, without a final normalization, from token vectors (batch, sequence, width) or text vectors
+    /// (batch, width), and the INT64 attention mask (batch, sequence), to a vector per text.
     pub(super) fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
         let (mut tokens, mut text) = (vectors.clone(), vectors.clone());
         for (place, module) in self.before_normalization().iter().enumerate() {
@@ -223,7 +222,7 @@ impl Modules {
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
                 Module::LayerNorm { gain, bias } => {
-                    // The `eps` of `torch.nn.LayerNorm`.
+                    // `eps` in `torch.nn.LayerNorm`.
                     const EPSILON: f32 = 1e-5;
                     let graph = &mut layers.graph;
                     let gain = graph.floats(&format!("{name}.gain"), &[gain.len()], gain);
@@ -234,7 +233,7 @@ impl Modules {
                 Module::Normalize => {
                     let graph = &mut layers.graph;
                     let last = graph.integers("last_axis", &[-1]);
-                    // The `eps` of `torch.nn.functional.normalize`.
+                    // `eps` in `torch.nn.functional.normalize`.
                     let least = graph.floats("least_length", &[], &[1e-12]);
                     let length = graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
                     let length = graph.node("Max", &[&length, &least], vec![]);
@@ -247,7 +246,7 @@ impl Modules {
 }
 
 impl Module {
-    /// Whether the native engine has the module. The result of a product that nothing else reads may have any width.
+    /// Whether the native engine supports the module. A final result may have any width.
     fn is_native(&self, is_last: bool) -> bool {
         match self {
             Self::Pooling(modes) => matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken]),
@@ -267,8 +266,8 @@ impl Module {
 }
 
 impl Dense {
-    /// Reads a layer for the vectors of tokens or of texts, which have the given widths; by default those called
-    /// `default`.
+    /// Reads a layer for token or text vectors with the given widths; transforms the vectors called `default` if the
+    /// file does not say.
     fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2], default: &'static str) -> Result<Self> {
         let config = ConfigFile::open(folder)?;
         let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
@@ -311,8 +310,8 @@ impl Dense {
         Ok(layer)
     }
 
-    /// The layer in `folder` that transforms the vectors of tokens, of `width` values. PyLate's layers all do, and their
-    /// files do not say it.
+    /// The layer in `folder` that transforms token vectors with `width` values. PyLate's layers all do, though their
+    /// files do not say so.
     pub(super) fn of_tokens(folder: &Path, width: usize, is_pylates: bool) -> Result<Self> {
         let default = if is_pylates { TOKENS } else { TEXT };
         let layer = Self::open(folder, [Some(width), None], default)?;
@@ -322,7 +321,7 @@ impl Dense {
         }
     }
 
-    /// The layer of vectors of tokens with these weights, without an activation.
+    /// A layer for token vectors with these weights and no activation.
     pub(super) fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
         let [outputs, inputs] = weight.shape[..] else {
             return Err(Error::model(format!("expected a matrix, but found the shape {:?}", weight.shape)));
@@ -338,7 +337,7 @@ impl Dense {
         })
     }
 
-    /// The number of values of its results.
+    /// Output width.
     pub(super) fn outputs(&self) -> usize {
         self.outputs
     }
@@ -381,7 +380,7 @@ impl Dense {
 }
 
 impl Activation {
-    /// The activation that is an instance of a class of `torch.nn`.
+    /// Activation for an instance of a `torch.nn` class.
     fn of_class(class: &str) -> Result<Self> {
         const PACKAGES: [&str; 3] = ["torch.nn.modules.activation.", "torch.nn.modules.linear.", "torch.nn."];
         match PACKAGES.iter().find_map(|package| class.strip_prefix(package)) {
@@ -399,7 +398,7 @@ impl Activation {
     }
 }
 
-/// The weights of the module in `folder`.
+/// Reads the weights for the module in `folder`.
 fn open_weights(folder: &Path) -> Result<Weights> {
     if !Weights::are_in(folder) {
         return Err(Error::model(format!(

@@ -1,8 +1,8 @@
-//! Models that are built by name, once, into the user's cache folder: recipes of the program, repositories of the
-//! Hugging Face hub, and folders with weights.
+//! Models built by name, once, into the user's cache folder: embedded recipes, Hugging Face hub repositories, and
+//! folders with weights.
 //!
-//! `HOME/models/NAME/VERSION/BUNDLE`, where VERSION is that of the compiler and BUNDLE begins with the id of the model's
-//! files. `refs` has the ids of revisions, so that a model that was built starts without a connection to the hub.
+//! `HOME/models/NAME/VERSION/BUNDLE`, where VERSION is the compiler's and BUNDLE begins with the id of the model's
+//! files. `refs` maps revisions to ids, so that a built model starts without a connection to the hub.
 
 use std::{
     cmp::Reverse,
@@ -36,41 +36,41 @@ use kivu::{
     },
 };
 
-/// The version of the compiler, on which bundles depend.
+/// Compiler version; bundles depend on it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The file with the name of a model.
+/// File with a model's name.
 const NAME: &str = "name";
-/// The file that is locked while a model is built.
+/// Locked while a model is built.
 const LOCK: &str = "lock";
-/// The folder with the ids of revisions.
+/// Folder with revision ids.
 const REFS: &str = "refs";
-/// The digits of commits and hashes in names of folders.
+/// Commit and hash digits in folder names.
 const ID_DIGITS: usize = 12;
 
 /// A model that can be built by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamedModel {
-    /// A recipe that is part of the program.
+    /// An embedded recipe.
     Recipe(&'static EmbeddedRecipe),
-    /// A repository of the hub.
+    /// A hub repository.
     Repository(RepositoryName),
     /// A recipe or a folder with weights.
     Path(PathBuf),
 }
 
-/// Restrictions of the bundle of a model.
+/// Restrictions on a model's bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The required task, if any.
     pub task: Option<Task>,
     /// The required precision, if any.
     pub precision: Option<Precision>,
-    /// The engine that an encoder in int8 is built for.
+    /// The target engine for an encoder in int8.
     pub engine: EngineChoice,
 }
 
 impl Options {
-    /// The engine of the configuration, for any task and precision.
+    /// The configured engine, for any task and precision.
     pub fn of(config: &Config) -> Self {
         Self { engine: config.engine, ..Self::default() }
     }
@@ -89,7 +89,7 @@ impl Options {
     }
 }
 
-/// The resources of builds by name.
+/// Resources for builds by name.
 pub struct Tools<'a, P> {
     /// Has the home folder, the engine, and access to the hub.
     pub config: &'a Config,
@@ -97,24 +97,24 @@ pub struct Tools<'a, P> {
     pub runtime: LoadRuntime<'a>,
     /// Observes builds and downloads.
     pub progress: &'a P,
-    /// Keys of a model's files that its build ignores at the user's risk.
+    /// Keys in a model's files that its build ignores at the user's risk.
     pub allow: &'a [String],
 }
 
-/// A bundle that was built by name.
+/// A bundle built by name.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The name of the model.
+    /// Model name.
     pub name: String,
-    /// The newest bundle of the model.
+    /// The model's newest bundle.
     pub bundle: Bundle,
-    /// The version of the compiler.
+    /// Compiler version.
     pub version: String,
-    /// The time of the build.
+    /// Build time.
     pub built: SystemTime,
 }
 
-/// The outcome of [`NamedModels::build`].
+/// Outcome of [`NamedModels::build`].
 #[derive(Debug)]
 pub enum Outcome {
     /// The bundle existed.
@@ -124,7 +124,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The folder of the bundle.
+    /// The bundle's folder.
     pub fn into_path(self) -> PathBuf {
         match self {
             Self::Known(path) | Self::Built(path, _) => path,
@@ -132,19 +132,19 @@ impl Outcome {
     }
 }
 
-/// The bundles that were built by name.
+/// All bundles built by name.
 #[derive(Clone, Debug)]
 pub struct NamedModels {
     root: PathBuf,
 }
 
 impl NamedModels {
-    /// The bundles in the `home` of the configuration.
+    /// The bundles in the configured `home`.
     pub fn new(config: &Config) -> Self {
         Self { root: config.home.join("models") }
     }
 
-    /// The newest bundle of a model that complies with the options; `None` if there is none from this version.
+    /// Finds a model's newest bundle that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
         let folder = self.folder(model)?;
@@ -154,15 +154,15 @@ impl NamedModels {
         Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
     }
 
-    /// Lets [`find`](Self::find) return a bundle that was built from a folder or a recipe into another place. `id` is the
-    /// [`path_id`] of the source before the build.
+    /// Lets [`find`](Self::find) return a bundle built from a folder or a recipe into another place. `id` is the
+    /// source's [`path_id`] before the build.
     pub fn add_elsewhere(&self, source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<()> {
         let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;
         Elsewhere::new(id, bundle, path)?.write(&folder)
     }
 
-    /// Builds a model; `is_new` looks for a newer commit of a repository even if there is a bundle. Processes that build
-    /// the same model wait for each other.
+    /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model
+    /// wait for each other.
     pub fn build<P: Progress + Meter>(
         &self,
         model: &NamedModel,
@@ -216,7 +216,7 @@ impl NamedModels {
         entries
     }
 
-    /// Removes all bundles of the models with this name; their size in bytes. With a revision, all revisions are removed.
+    /// Removes all bundles with this name, whatever their revision; returns their size in bytes.
     pub fn remove(&self, name: &str) -> Result<Option<u64>> {
         let name = name.split('@').next().unwrap_or(name);
         let mut removed = None;
@@ -261,7 +261,7 @@ impl NamedModels {
         }))
     }
 
-    /// The id of a model's files; `None` for a repository that was never built.
+    /// Id of a model's files; `None` for a repository that was never built.
     fn id(&self, model: &NamedModel) -> Result<Option<String>> {
         match model {
             NamedModel::Recipe(recipe) => Ok(Some(recipe_id(recipe))),
@@ -275,7 +275,7 @@ impl NamedModels {
         }
     }
 
-    /// The bundles in a folder whose names begin with an id, the newest first.
+    /// Bundles in a folder with names that begin with an id, newest first.
     fn bundles(&self, folder: &Path, id: &str) -> Vec<(SystemTime, PathBuf)> {
         let id = &id[..id.len().min(ID_DIGITS)];
         let has_id = |path: &PathBuf| {
@@ -288,14 +288,14 @@ impl NamedModels {
     }
 }
 
-/// The source of a model, on this machine.
+/// A model's source, on this machine.
 struct Prepared {
     /// The commit, or a hash.
     id: String,
     name: Option<String>,
     path: PathBuf,
     fetched: Option<Fetched>,
-    /// The files of a recipe.
+    /// The recipe's files.
     _scratch: Option<Scratch>,
 }
 
@@ -340,7 +340,7 @@ impl Prepared {
     }
 }
 
-/// Builds a model into a folder of the caller's choice.
+/// Builds a model into the caller's folder.
 pub fn build_into<P: Progress + Meter>(
     out: PathBuf,
     name: Option<String>,
@@ -363,12 +363,11 @@ impl NamedModel {
     }
 }
 
-/// The size of a bundle's files in bytes.
+/// A bundle's file size in bytes.
 pub fn size(manifest: &Manifest) -> u64 {
     manifest.files.iter().map(|file| file.size).sum()
 }
 
-/// The file whose lock is that of a folder.
 fn lock_file(folder: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
     file.map_err(cannot_lock(folder))
@@ -390,7 +389,7 @@ fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
     Ok(file)
 }
 
-/// The name of the folder of a bundle.
+/// A bundle's folder name.
 fn bundle_name(id: &str, options: Options) -> String {
     let task = options.task.map(|task| format!("-{task}"));
     let precision = options.precision.map(|precision| format!("-{precision}"));

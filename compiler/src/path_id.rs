@@ -1,4 +1,4 @@
-//! The id of a local model: a hash that changes with its files.
+//! A local model's id: a hash that changes with its files.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use kivu::{
     repository::bundle::hex,
 };
 
-/// A hash of the names and [versions](version) of a folder's files; of a recipe, also those of the folders that it names.
+/// Hashes the names and [versions](version) of a folder's files; for a recipe, including all folders it names.
 pub fn path_id(path: &Path) -> Result<String> {
     let path = canonical(path)?;
     let mut hash = Sha256::new();
@@ -36,7 +36,7 @@ pub fn path_id(path: &Path) -> Result<String> {
             if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
                 continue;
             }
-            // Links are followed; a dangling one is part of the folder, too.
+            // Links are followed; a dangling link is part of the folder, too.
             let found = fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path));
             let found = found.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
             hash.update(path.as_os_str().as_encoded_bytes());
@@ -50,7 +50,7 @@ pub fn path_id(path: &Path) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-/// Identifies the contents of a file. Programs can set the time of the last write, but not that of the last change.
+/// Identifies a file's contents. Programs can set the last write time, but not the last change time.
 fn version(found: &fs::Metadata) -> [i64; 7] {
     let (size, inode) = (found.len().cast_signed(), found.ino().cast_signed());
     let device = found.dev().cast_signed();
@@ -82,7 +82,7 @@ mod tests {
             let before = path_id(&model).unwrap();
             assert_eq!(path_id(&model).unwrap(), before);
             let time = fs::metadata(&path).unwrap().modified().unwrap();
-            // Until the clock of the file system has moved on.
+            // Until the file system's clock has moved on.
             while path_id(&model).unwrap() == before {
                 fs::write(&path, "two").unwrap();
                 File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();

@@ -1,4 +1,4 @@
-//! The request for a build, and the plan that it becomes with its recipe, if it has one.
+//! The build request, and the plan that results from it and its recipe.
 
 use std::{
     mem,
@@ -22,48 +22,48 @@ use kivu::{
     repository::manifest::{Precision, TensorNames},
 };
 
-/// The source of a build, its target, and settings that override the source's.
+/// What to build and where, and settings that override the source's.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// A recipe, a Hugging Face folder or an ONNX export.
     pub source: PathBuf,
     /// The bundle's folder. An existing bundle is replaced when the new one is complete.
     pub out: PathBuf,
-    /// The model's name; by default that of the recipe or the folder.
+    /// Model name; by default the recipe's or the folder's.
     pub name: Option<String>,
-    /// The model's task; by default that of the recipe, or the most likely one.
+    /// Model task; by default the recipe's, or the most likely one.
     pub task: Option<Task>,
-    /// The precision of the weights; by default the recipe's, or int8 unless its quality is below the floor.
+    /// Weight precision; by default the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
-    /// The engine that an encoder in int8 is built for.
+    /// Target engine for an encoder in int8.
     pub engine: EngineChoice,
-    /// Keys of the model's files that the build ignores at the user's risk, though they may change results.
+    /// Keys in the model's files that the build ignores at the user's risk, though they may change results.
     pub allow: Vec<String>,
-    /// The folder of downloaded packages.
+    /// Folder for downloaded packages.
     pub cache: PathBuf,
 }
 
-/// Receives the stages of a build.
+/// Observes build stages.
 pub trait Progress: Sync {
-    /// A stage of `steps` steps begins.
+    /// Begins a stage with `steps` steps.
     fn stage(&self, name: &str, steps: usize);
-    /// A step of the stage is done.
+    /// Completes a step in the current stage.
     fn step(&self);
 }
 
-/// The source of a build and its settings.
+/// A build's source and settings.
 #[derive(Clone, Default)]
 pub(super) struct Plan {
     pub(super) name: String,
     pub(super) aliases: Vec<String>,
-    /// The package or folder of the source, for the manifest.
+    /// The source package or folder, for the manifest.
     pub(super) from: String,
     pub(super) folder: PathBuf,
-    /// The folder of an adapter that is merged into the weights.
+    /// Folder with an adapter to merge into the weights.
     pub(super) adapter: Option<PathBuf>,
-    /// The folder of the weights, if `folder` has only an adapter and its modules.
+    /// Folder with the weights, if `folder` has only an adapter and its modules.
     pub(super) base: Option<PathBuf>,
-    /// The folder of the files of the encoder of GLiNER, if the model's own has none.
+    /// Folder with GLiNER's encoder files, if the model's own has none.
     pub(super) encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
     pub(super) task: Option<Task>,
@@ -76,7 +76,7 @@ pub(super) struct Plan {
     pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
     pub(super) floor: QualityFloor,
-    /// Keys of the model's files that are ignored, though they may change results.
+    /// Keys in the model's files that are ignored, though they may change results.
     pub(super) allow: Vec<String>,
 }
 
@@ -86,8 +86,8 @@ impl Plan {
         transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
     }
 
-    /// Takes the modules of sentence-transformers from the adapter's folder, if it has its own. A folder with an adapter
-    /// that the build would ignore is refused.
+    /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an
+    /// adapter that the build would ignore.
     pub(super) fn with_adapters_modules(mut self) -> Result<Self> {
         let adapter = self.adapter.as_ref().and_then(|adapter| adapter.canonicalize().ok());
         let folders = [self.folder.clone(), self.transformer()?];
@@ -104,7 +104,7 @@ impl Plan {
         Ok(self)
     }
 
-    /// The languages of a model that translates: the recipe's, or those that the model's files name.
+    /// Languages for a translation model: the recipe's, or else the ones named by the model's files.
     pub(super) fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
         let pair = |LanguagePair { source, target }| Languages::Pair { source, target };
         self.languages.clone().map(pair).or(of_files).ok_or_else(|| {
@@ -120,7 +120,7 @@ impl Plan {
 /// Loads ONNX Runtime, or downloads it first. Builds call it when they need it: an unusable source is refused before.
 pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
 
-/// A plan and the resources of its build.
+/// A plan and its build resources.
 #[derive(Clone, Copy)]
 pub(super) struct Build<'a> {
     pub(super) plan: &'a Plan,
@@ -129,7 +129,7 @@ pub(super) struct Build<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Plans a build; downloads the package that its recipe names.
+/// Plans a build; downloads the recipe's package.
 pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let source = &request.source;
     let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();

@@ -1,4 +1,4 @@
-//! The poolings of sentence-transformers: their settings, and their nodes in a graph.
+//! sentence-transformers poolings: settings and graph nodes.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use kivu::error::{Error, Result, quoted};
 
-/// A mode of pooling.
+/// A pooling mode.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mode {
     Cls,
@@ -20,9 +20,9 @@ pub(super) enum Mode {
     LastToken,
 }
 
-/// The poolings of the module in `folder`, in the order of their vectors.
+/// Reads the pooling modes for the module in `folder`, in vector order.
 pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
-    /// The flags of versions up to 4, in the order of their vectors.
+    /// Flags in versions up to 4, in vector order.
     const FLAGS: [&str; 6] = [
         "cls_token",
         "max_tokens",
@@ -68,7 +68,7 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
     modes.iter().map(pooling).collect()
 }
 
-/// Writes poolings of the vectors of tokens with their mask, whose results are concatenated.
+/// Writes token vector poolings with their mask, and concatenates the results.
 pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], inputs: [&Value; 2]) -> Value {
     let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, inputs)).collect();
     match &vectors[..] {
@@ -78,7 +78,7 @@ pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], inputs: [&Value; 2
 }
 
 impl Mode {
-    /// Writes the pooling. Those that the native engine has are functions.
+    /// Writes the pooling; as a function if the native engine supports it.
     fn write(self, graph: &mut GraphBuilder, inputs: [&Value; 2]) -> Value {
         let [tokens, mask] = inputs;
         let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));

@@ -2,14 +2,14 @@
 
 use kivu_engine::kernel::{GROUP, LANES};
 
-/// The largest magnitude of a symmetric 8-bit integer.
+/// Maximum magnitude in symmetric 8-bit quantization.
 const MAX_INTEGER: f32 = 127.0;
-/// How far a quotient of two rounded values may be from a whole number.
+/// Tolerance for quotients of two rounded values to count as whole numbers.
 const TOLERANCE: f32 = 1e-3;
-/// Of values that were quantized before, the smallest is assumed to be at most this many steps.
+/// Among previously quantized values, the smallest is assumed to be at most this many steps.
 const MAX_STEPS: u8 = 8;
 
-/// A matrix in int8: `value ≈ scale of the row × integer`.
+/// An int8 matrix: `value ≈ row scale × integer`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rows {
     /// The integers, row-major, in −127…127.
@@ -18,16 +18,16 @@ pub(super) struct Rows {
     pub(super) scales: Vec<f32>,
 }
 
-/// Quantizes each row, of `width` values, of a row-major matrix.
+/// Quantizes each row, `width` values long, in a row-major matrix.
 ///
-/// A matrix that was quantized before, as a whole or by rows, keeps its integers: rounding it again would lose as much
+/// A previously quantized matrix, as a whole or by rows, keeps its integers: rounding it again would lose as much
 /// again.
 pub(super) fn rows(values: &[f32], width: usize) -> Rows {
     let mut quantized = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
     let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
         let scale = common.or_else(|| step(row)).unwrap_or_else(|| match largest(row) {
-            // Any scale represents a row of zeros.
+            // Any scale represents an all-zero row.
             0.0 => 1.0,
             largest => largest / MAX_INTEGER,
         });
@@ -37,7 +37,7 @@ pub(super) fn rows(values: &[f32], width: usize) -> Rows {
     quantized
 }
 
-/// The largest step of which all values are whole multiples that fit into 8 bits; `None` for most weights.
+/// Largest step for which all values are whole multiples that fit into 8 bits; `None` for most weights.
 fn step(values: &[f32]) -> Option<f32> {
     let largest = largest(values);
     let magnitudes = values.iter().map(|value| value.abs()).filter(|magnitude| *magnitude > 0.0);
@@ -56,14 +56,14 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
-/// The transpose of a row-major matrix with rows of `width` values.
+/// Transposes a row-major matrix with `width` values per row.
 pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
     (0..width).flat_map(|column| (0..height).map(move |row| values[row * width + column])).collect()
 }
 
-/// The panels of a row-major matrix with a row of `inputs` weights per output: 16 outputs each, in which the weights of
-/// four inputs are adjacent.
+/// Rearranges a row-major matrix, with a row of `inputs` weights per output, into panels: 16 outputs each, in which
+/// four inputs' weights are adjacent.
 pub(super) fn panels(rows: &[i8], inputs: usize) -> Vec<i8> {
     let mut panels = Vec::with_capacity(rows.len());
     for rows in rows.chunks_exact(inputs * LANES) {
@@ -99,7 +99,7 @@ mod tests {
         let matrix = integers.map(|integer| f32::from(integer) * step);
         let whole = rows(&matrix, 3);
         assert_eq!((whole.values, whole.scales), (integers.to_vec(), vec![step; 4]));
-        // Rows with different steps, as in matrices that were joined.
+        // Rows with different steps, as in joined matrices.
         let mixed: Vec<f32> =
             matrix.iter().zip(0..).map(|(value, place)| value * [1.0, 7.7][place / 6]).collect();
         let mixed = rows(&mixed, 6);

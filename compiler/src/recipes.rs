@@ -1,16 +1,16 @@
-//! The recipes that are part of the program.
+//! Embedded recipes.
 
 use std::path::{Path, PathBuf};
 
 use super::files;
 use kivu::error::Result;
 
-/// A recipe of `models/`.
+/// A recipe from `models/`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EmbeddedRecipe {
-    /// The name of its model.
+    /// Model name.
     pub name: &'static str,
-    /// The recipe and the files that it refers to, by paths relative to each other.
+    /// The recipe and the files it refers to, by relative paths.
     pub(super) files: &'static [(&'static str, &'static [u8])],
 }
 
@@ -26,7 +26,7 @@ macro_rules! recipe {
     };
 }
 
-/// The recipes of `models/`, sorted by name.
+/// All recipes in `models/`, sorted by name.
 pub static RECIPES: [EmbeddedRecipe; 6] = [
     recipe!("minilm"),
     recipe!("rank"),
@@ -42,7 +42,7 @@ pub static RECIPES: [EmbeddedRecipe; 6] = [
 ];
 
 impl EmbeddedRecipe {
-    /// Writes the files into `folder`; the path of the recipe.
+    /// Writes the files into `folder`; returns the recipe's path.
     pub(super) fn write(&self, folder: &Path) -> Result<PathBuf> {
         for (name, bytes) in self.files {
             let path = folder.join(name);

@@ -1,5 +1,5 @@
-//! The scratch folder of a build, and the programs that it runs. Both end with the build, even if it is interrupted. The
-//! folder of a build that was killed is removed by the next build.
+//! A build's scratch folder and child processes. Both end with the build, even if it is interrupted. If a build is
+//! killed, the next one removes its folder.
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,12 @@ use tempfile::TempDir;
 use super::files::create_folder;
 use kivu::error::{Error, Result};
 
-/// The prefix of the names of scratch folders.
+/// Name prefix for scratch folders.
 const PREFIX: &str = ".kivu-build-";
-/// A file in a scratch folder that is locked while its build runs.
+/// A file in a scratch folder, locked while its build runs.
 const LOCK: &str = "kivu-build.lock";
 
-/// The resources of all builds in this process.
+/// Resources for all builds in this process.
 static RESOURCES: Mutex<Resources> = Mutex::new(Resources { folders: Vec::new(), programs: Vec::new() });
 
 struct Resources {
@@ -34,17 +34,17 @@ fn resources() -> MutexGuard<'static, Resources> {
     RESOURCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A folder that is removed with this value.
+/// A folder, removed on drop.
 #[derive(Debug)]
 pub(super) struct Scratch {
     folder: Option<TempDir>,
     path: PathBuf,
-    /// Released when the file is closed, at the latest at the end of the process.
+    /// Released when the file is closed, at the latest when the process ends.
     _lock: Option<File>,
 }
 
 impl Scratch {
-    /// Creates a scratch folder in `parent`, and removes the folders of builds that were killed.
+    /// Creates a scratch folder in `parent`, and removes folders left by killed builds.
     pub(super) fn new_in(parent: &Path) -> Result<Self> {
         create_folder(parent)?;
         remove_stale(parent);
@@ -83,7 +83,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the scratch folders in `parent` whose locks are not held. Folders without a lock are kept.
+/// Removes the scratch folders in `parent` that nobody has locked. Keeps folders without a lock.
 fn remove_stale(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().filter_map(io::Result::ok);
     for entry in entries {
@@ -113,8 +113,8 @@ pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
     status
 }
 
-/// Terminates the programs and removes the scratch folders of all builds in this process, which then fail. For a process
-/// that is about to exit.
+/// Terminates the programs and removes the scratch folders of all builds in this process, which then fail. For a
+/// process about to exit.
 pub fn abandon() {
     const ATTEMPTS: usize = 100;
     const PAUSE: Duration = Duration::from_millis(10);

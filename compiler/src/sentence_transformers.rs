@@ -1,6 +1,6 @@
-//! The files of sentence-transformers: pooling, normalization, prompts and length limits.
+//! sentence-transformers files: pooling, normalization, prompts and length limits.
 //!
-//! Two generations of these files are in use: up to version 4, and from version 5 on.
+//! Two file generations are in use: up to version 4, and from version 5 on.
 
 use std::{
     collections::BTreeMap,
@@ -24,14 +24,12 @@ use kivu::{
     },
 };
 
-/// Prompts, and the settings of PyLate.
+/// Prompts and PyLate's settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
-/// The template of chats.
 const TEMPLATE: &str = "chat_template.jinja";
-/// The `model_type` of the `config.json` of model2vec.
+/// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
-/// The settings of the transformer, in the order in which sentence-transformers looks for them: old versions named the
-/// file after the architecture.
+/// Transformer settings, in sentence-transformers' lookup order: old versions named the file after the architecture.
 pub(super) const TRANSFORMER: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -42,10 +40,10 @@ pub(super) const TRANSFORMER: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// The settings of a model whose graph has the output `output`, and the modules that its graph has to contain; then the
-/// output is [`POOLED`].
+/// Settings for a model with the graph output `output`, and the modules that its graph must contain; then the output is
+/// [`POOLED`].
 ///
-/// Without the files of sentence-transformers, that package uses the mean of all tokens, not normalized; so does this.
+/// Without sentence-transformers files, uses mean pooling without normalization, as that package does.
 pub(super) fn embedding_settings(
     folder: &Path,
     output: &str,
@@ -66,29 +64,29 @@ pub(super) fn embedding_settings(
     Ok((settings, pooling.is_none().then_some(modules)))
 }
 
-/// The modules after the transformer of a model.
+/// Modules after a model's transformer.
 pub(super) enum Layout {
-    /// There is no list of modules.
+    /// No module list.
     None,
-    /// A pooling of the vectors of tokens.
+    /// Pooled token vectors.
     Pooled,
-    /// A pooling of logits, in this folder.
+    /// Pooled logits, with the pooling in this folder.
     Sparse(PathBuf),
-    /// Projections of the vectors of tokens.
+    /// Projected token vectors.
     LateInteraction(Box<LateInteraction>),
 }
 
-/// A model whose texts have a vector for each token, in the form of PyLate or of `MultiVectorEncoder`.
+/// A model with a vector per token, in PyLate's or `MultiVectorEncoder`'s form.
 pub(super) struct LateInteraction {
-    /// The folders of its layers, and whether they are PyLate's.
+    /// Layer folders, and whether they are PyLate's.
     pub(super) projections: Vec<(PathBuf, bool)>,
     pub(super) query: RoleFiles,
     pub(super) document: RoleFiles,
-    /// Whether words without a token of their own are unknown tokens.
+    /// Whether unknown tokens are skipped if a skip word is not a token.
     pub(super) skips_unknown: bool,
 }
 
-/// The form of texts in a role, by the names of tokens.
+/// How texts in a role are encoded, by token names.
 #[derive(Default)]
 pub(super) struct RoleFiles {
     pub(super) marker: Option<String>,
@@ -97,21 +95,21 @@ pub(super) struct RoleFiles {
     pub(super) skipped: Vec<String>,
 }
 
-/// The token that texts are padded with; by default the mask token.
+/// Token for padding; by default the mask token.
 pub(super) struct Expanding {
     pub(super) token: Option<String>,
     pub(super) length: usize,
     pub(super) is_attended: bool,
 }
 
-/// Whether the modules of the model in `folder` make vectors, whatever head the class of its weights has.
+/// Whether the modules of the model in `folder` produce vectors, regardless of its class's head.
 pub(super) fn makes_vectors(folder: &Path) -> Result<bool> {
     let classes = ["Pooling", "SpladePooling", "MultiVectorMask"];
     let list = modules(folder)?;
     Ok(list.iter().any(|module| module.is_pylates() || classes.contains(&module.class())))
 }
 
-/// The modules after the transformer of the model in `folder`.
+/// Modules after the transformer of the model in `folder`.
 pub(super) fn layout(folder: &Path) -> Result<Layout> {
     let list = modules(folder)?;
     let is_of = |module: &&Module, name: &str| module.class() == name;
@@ -156,7 +154,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
     Ok(Layout::LateInteraction(Box::new(files)))
 }
 
-/// The forms of queries and documents in PyLate's files.
+/// How PyLate's files encode queries and documents.
 fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
     let file = ConfigFile::open_or_empty(folder, SETTINGS)?;
     let marker = |field: &str, default: &str| {
@@ -181,7 +179,7 @@ fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
     Ok((query, document))
 }
 
-/// The forms of queries and documents in the files of `MultiVectorEncoder`; its markers are prompts.
+/// How `MultiVectorEncoder`'s files encode queries and documents; its markers are prompts.
 fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFiles)> {
     #[derive(Deserialize)]
     struct QueryExpansion {
@@ -235,12 +233,12 @@ pub(super) fn punctuation() -> Vec<String> {
     (b'!'..=b'~').filter(u8::is_ascii_punctuation).map(|byte| char::from(byte).to_string()).collect()
 }
 
-/// The folder of a model's table of vectors, if the model is one: see [`static_settings`].
+/// The folder with a static embedding model's table, if it is one: see [`static_settings`].
 pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
     match modules(folder)?.first() {
         Some(first) if first.class() == "StaticEmbedding" => first.folder(folder).map(Some),
         Some(_) => Ok(None),
-        // Old exports of model2vec have no list of modules.
+        // Old model2vec exports have no module list.
         None => {
             let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
             Ok((config.model_type() == MODEL2VEC).then(|| folder.to_owned()))
@@ -248,8 +246,8 @@ pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The tokens whose logits a model compares to rank, if it is a CrossEncoder that does: the better one first. Its chat
-/// template, if it has one of its own, must contain `sentence`.
+/// Tokens for a logit comparison, the better one first, if the model is a CrossEncoder that ranks by one. Its own chat
+/// template, if any, must contain `sentence`.
 pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 2]>> {
     let list = modules(folder)?;
     let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
@@ -265,10 +263,10 @@ pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 
     Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
 }
 
-/// The text before queries of a CrossEncoder, if its files have a default prompt.
+/// Text before a CrossEncoder's queries, if its files have a default prompt.
 pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
     let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
-    // Without a list of modules, that package does not read the file.
+    // Without a module list, that package does not read the file.
     let name = config.get::<String>("default_prompt_name")?.filter(|_| has_pooling(folder));
     let Some(name) = name else { return Ok(None) };
     let mut prompts: BTreeMap<String, String> = config.get("prompts")?.unwrap_or_default();
@@ -280,7 +278,7 @@ pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The settings of a model whose texts have the mean of vectors of `width` values, and the modules that follow.
+/// Settings for static embeddings with `width` values, averaged per text, and the modules that follow.
 pub(super) fn static_settings(
     folder: &Path,
     width: usize,
@@ -304,7 +302,7 @@ fn dense_settings(output: &str, modules: &Modules) -> Result<DenseSettings> {
     })
 }
 
-/// The settings of a model with these dense vectors, if it has any, and no others yet.
+/// Settings with these dense vectors, if any; callers add other kinds.
 pub(super) fn text_settings(
     folder: &Path,
     dense: Option<DenseSettings>,
@@ -330,7 +328,7 @@ pub(super) fn text_settings(
     }
 }
 
-/// The folder with the weights, the `config.json` and the tokenizer of the model in `folder`: that of its transformer.
+/// The folder with the transformer's weights, `config.json` and tokenizer, for the model in `folder`.
 pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     match modules(folder)?.first() {
         Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => first.folder(folder),
@@ -338,7 +336,6 @@ pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Adds the modules of a list.
 fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
     for module in list {
         modules.add(module.class(), &module.folder(folder)?)?;
@@ -346,7 +343,7 @@ fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modul
     Ok(modules)
 }
 
-/// The settings of the transformer.
+/// Reads the transformer's settings.
 fn transformer(folder: &Path) -> Result<ConfigFile> {
     let folder = &transformer_folder(folder)?;
     for name in TRANSFORMER {
@@ -357,7 +354,7 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
     ConfigFile::open_or_empty(folder, TRANSFORMER[0])
 }
 
-/// The limit of tokens that the files set, or `positions` if that is less.
+/// Maximum number of tokens according to the files, or `positions` if that is less.
 pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
     let transformer = transformer(folder)?;
     if transformer.is_set("do_lower_case")? {

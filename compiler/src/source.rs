@@ -1,4 +1,4 @@
-//! A model that was read from its source and can be written as a bundle.
+//! A model read from its source, ready to be written as a bundle.
 
 use super::onnx::WEIGHTS;
 use kivu::{
@@ -19,20 +19,20 @@ use kivu::{
     },
 };
 
-/// The graph of an encoder.
+/// Encoder graph.
 pub(super) const MODEL: &str = "model.onnx";
-/// The graphs of a model that translates.
+/// Translation graphs.
 pub(super) const ENCODER: &str = "encoder.onnx";
 pub(super) const DECODER: &str = "decoder.onnx";
-/// The tokenizer of targets, if it is not that of sources.
+/// Target tokenizer, if different.
 pub(super) const TARGET_TOKENIZER: &str = "target.json";
-/// The shortlist of a model that has one.
+/// Shortlist, for models that have one.
 pub(super) const SHORTLIST: &str = "shortlist.bin";
 
-/// The weights of an embedding model's queries, if these are static.
+/// Static query weights for an embedding model.
 pub(super) const QUERY_WEIGHTS: &str = "query-weights.bin";
 
-/// The names of the files that bundles have, apart from the manifest.
+/// File names in bundles, apart from the manifest.
 pub const FILES: [&str; 10] =
     [MODEL, ENCODER, DECODER, TARGET_TOKENIZER, SHORTLIST, QUERY_WEIGHTS, WEIGHTS, TOKENIZER, PIECES, RANGES];
 
@@ -42,34 +42,34 @@ pub(super) type Graphs = Vec<(&'static str, ModelProto)>;
 /// Writes the graphs with weights in a precision.
 pub(super) type WriteGraphs<'a> = Box<dyn Fn(Precision) -> Result<Graphs> + 'a>;
 
-/// A model that was read from its source.
+/// A model read from its source.
 pub(super) struct Source<'a> {
-    /// The class that the weights were trained as.
+    /// Class that the weights were trained as.
     pub(super) architecture: String,
-    /// The SHA-256 of the weights.
+    /// SHA-256 over the weights.
     pub(super) sha256: String,
     pub(super) settings: TaskSettings,
-    /// The `tokenizer.json` of texts that the model reads.
+    /// `tokenizer.json` for texts that the model reads.
     pub(super) tokenizer: Vec<u8>,
-    /// Other files of the bundle.
+    /// Other files in the bundle.
     pub(super) files: Vec<(&'static str, Vec<u8>)>,
     /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
     pub(super) is_quantized: bool,
-    /// The engine that the quantized graph is written for.
+    /// Target engine for the quantized graph.
     pub(super) engine: Engine,
     pub(super) graphs: WriteGraphs<'a>,
 }
 
-/// The decoder of a model that translates, until its graph is written.
+/// A translation model's decoder, until its graph is written.
 pub(super) fn unread_decoder() -> Decoder {
     Decoder { graph: DECODER.to_owned(), signature: Signature { inputs: Vec::new(), outputs: Vec::new() } }
 }
 
-/// The settings of a task in the manifest.
+/// A task's settings in the manifest.
 #[derive(Clone, Debug)]
 pub(super) enum TaskSettings {
     Encoder(EncoderSettings),
-    /// With the tasks of the model, the most likely one first. The settings are those of the chosen one.
+    /// With the model's tasks, most likely first. The settings belong to the chosen one.
     Seq2Seq(Box<Seq2SeqSettings>, &'static [Task]),
 }
 
@@ -82,7 +82,6 @@ pub(super) enum EncoderSettings {
 }
 
 impl EncoderSettings {
-    /// The limit of tokens.
     pub(super) fn max_tokens(&self) -> usize {
         match self {
             Self::Embedding(settings) => settings.max_tokens,

@@ -1,8 +1,8 @@
-//! Static embeddings: `StaticEmbedding` of sentence-transformers, and model2vec. A text has the mean of its tokens' rows in
-//! a table.
+//! Static embeddings: sentence-transformers' `StaticEmbedding`, and model2vec. A text's vector is the mean of its
+//! tokens' table rows.
 //!
-//! Results are those of sentence-transformers for the files of both packages: unknown tokens have a row too, and texts are
-//! not truncated. (model2vec itself leaves unknown tokens out and truncates at 512 tokens.)
+//! Results match sentence-transformers for both packages' files: unknown tokens have a row too, and texts are not
+//! truncated. (model2vec itself leaves unknown tokens out and truncates at 512 tokens.)
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ use kivu::{
 
 /// The architecture in the manifest.
 pub(super) const ARCHITECTURE: &str = STATIC_EMBEDDING;
-/// The limit of tokens of models that have none, far above that of requests.
+/// Maximum number of tokens for models without a limit, far above what requests contain.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// Whether the model in `folder` is a table.
@@ -80,10 +80,10 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     })
 }
 
-/// Tokens that share a row have their own ones in the bundle, so that a small file could become a table of any size.
+/// Limits how far a small file can expand: tokens that share a row get separate rows in the bundle.
 const MAX_TOKENS_PER_ROW: usize = 64;
 
-/// The rows of all tokens.
+/// Rows for all tokens.
 ///
 /// model2vec may store a row for several tokens (`mapping`) and a factor per token (`weights`).
 fn table(weights: &Weights) -> Result<Weight> {
@@ -94,7 +94,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     check_finite("embedding.weight", matrix)?;
     let &[height, width] = &matrix.shape[..] else {
         return Err(Error::model(format!(
-            "expected a matrix of vectors, but found the shape {:?}",
+            "expected a vector matrix, but found the shape {:?}",
             matrix.shape
         )));
     };
@@ -136,7 +136,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     Ok(Weight { shape: vec![height, width], values: rows })
 }
 
-/// A tokenizer without the step that adds special tokens, and the number of tokens at which it truncates.
+/// Removes the tokenizer's special tokens step; also returns the token count at which it truncates.
 fn without_special_tokens(tokenizer: &[u8]) -> Result<(Vec<u8>, usize)> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut file: Json = serde_json::from_slice(tokenizer).map_err(unreadable)?;

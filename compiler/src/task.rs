@@ -1,4 +1,4 @@
-//! The task of a model: by its architecture, its labels and the pipeline tag of its model card.
+//! A model's task: from its architecture, its labels and its model card's pipeline tag.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use kivu::{
 /// The model card.
 const CARD: &str = "README.md";
 
-/// The task of the bundle, and other tasks that are as plausible.
+/// The bundle's task, and other tasks as plausible.
 ///
 /// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.
 pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
@@ -28,7 +28,7 @@ pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Ta
     Ok(choose(plan, plausible(settings)))
 }
 
-/// The requested task, or that of the model card if it is among `plausible`, or the first of these; and the others if
+/// The requested task, or the model card's if it is among `plausible`, or the first plausible one; and the others if
 /// neither decides.
 pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     if let Some(task) = plan.task {
@@ -40,17 +40,17 @@ pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     (task, others.collect())
 }
 
-/// Heads for tasks that are not served, by the end of the class name.
+/// Heads for unsupported tasks, by class name suffix.
 const OTHER_HEADS: [&str; 3] = ["ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"];
 
-/// A remark on the head of an embedding model that is left out. A head that the model is for is refused, unless the
-/// build asks for embeddings.
+/// A note on an embedding model's head that is left out. Refuses a model made for its head, unless the build asks for
+/// embeddings.
 pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
     let architecture = &source.architecture;
     let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &source.settings else {
         return Ok(None);
     };
-    // Sparse vectors are those of the head. The files of sentence-transformers say that the model is for embeddings.
+    // Sparse vectors come from the head. sentence-transformers files say that the model is for embeddings.
     if settings.dense.is_none() || !architecture.contains("For") || has_pooling(&plan.folder) {
         return Ok(None);
     }
@@ -73,10 +73,10 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
     let found = match settings {
         Seq2Seq(_, [Task::Translation]) => "one that translates",
         Seq2Seq(..) => "one that generates texts",
-        Encoder(Embedding(_)) => "one without a head for labels, which computes embeddings",
-        Encoder(Classification(_)) => "one with a head for labels",
-        Encoder(TokenClassification(_)) => "one with a head for labels of tokens",
-        Encoder(ZeroShotEntities(_)) => "one that finds entities with the labels of requests",
+        Encoder(Embedding(_)) => "one without a label head, which computes embeddings",
+        Encoder(Classification(_)) => "one with a label head",
+        Encoder(TokenClassification(_)) => "one with a token label head",
+        Encoder(ZeroShotEntities(_)) => "one that finds entities by the labels in requests",
     };
     let can = match (settings, task) {
         (Seq2Seq(_, tasks), task) => tasks.contains(&task),
@@ -100,7 +100,7 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
     )))
 }
 
-/// The tasks that a model was probably trained for, the most likely one first.
+/// Tasks that a model was probably trained for, most likely first.
 fn plausible(settings: &TaskSettings) -> Vec<Task> {
     let settings = match settings {
         TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
@@ -120,7 +120,7 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     }
 }
 
-/// The `pipeline_tag` in the front matter of the model card, if it is that of a task.
+/// The model card's `pipeline_tag`, if it is a task's.
 pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     let matter = front_matter(folder);
     let tag = matter.iter().find_map(|line| line.strip_prefix("pipeline_tag:"))?;
@@ -130,7 +130,7 @@ pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     }
 }
 
-/// Whether the front matter of the model card lists one of these tags.
+/// Whether the model card lists one of these tags.
 pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
     let matter = front_matter(folder);
     let mut lines = matter.iter().skip_while(|line| !line.starts_with("tags:"));
@@ -141,7 +141,7 @@ pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
     inline.chain(items).any(|tag| tags.contains(&unquoted(tag)))
 }
 
-/// The lines of the front matter of the model card; none without one.
+/// Lines in the model card's front matter; empty without one.
 fn front_matter(folder: &Path) -> Vec<String> {
     let card = regular_file::read_to_string(&folder.join(CARD)).unwrap_or_default();
     let mut lines = card.lines().map(str::trim_end);

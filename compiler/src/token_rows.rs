@@ -1,4 +1,4 @@
-//! Ids of tokens, which must have a row in the model's table.
+//! Token ids, which must have a row in the model's table.
 
 use serde_json::{Map, Value};
 
@@ -7,10 +7,9 @@ use kivu::{
     tokenizer::{Tokenizer, Truncation},
 };
 
-/// Refuses tokens without a row in a table of `rows` rows, which no text that has them could be computed with.
+/// Refuses tokens without a row in a table with `rows` rows: no text with these tokens could be computed.
 ///
-/// Special tokens that were added for other models, such as those of images, are removed: the model's texts do not have
-/// them.
+/// Removes special tokens added for other models, such as image tokens, which the model's texts do not contain.
 pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     let invalid = |error| Error::model_because("cannot read the tokenizer", error);
     let first = u32::try_from(rows).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! Types of tokens, which distinguish the texts of a pair.
+//! Token types, which distinguish the texts in a pair.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::config::ConfigFile;
 use kivu::error::Result;
 
-/// Classes whose tokenizers return no types of tokens.
+/// Classes with tokenizers that return no token types.
 const WITHOUT_TYPES: [&str; 39] = [
     "BartTokenizer",
     "BarthezTokenizer",
@@ -49,11 +49,11 @@ const WITHOUT_TYPES: [&str; 39] = [
     "XGLMTokenizer",
     "XLMRobertaTokenizer",
 ];
-/// Models whose tokenizers are of such a class if no file names it.
+/// Models with such a tokenizer class by default.
 const MODELS_WITHOUT_TYPES: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
 
-/// Whether the model gets the types of tokens, which distinguish the texts of a pair: by the names of inputs in the file,
-/// or by the class. Without, all tokens have the type 0.
+/// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
+/// the class. Without, all tokens have type 0.
 pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
     if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
         return Ok(names.iter().any(|name| name == "token_type_ids"));
@@ -92,7 +92,7 @@ pub(super) fn remove_types(tokenizer: &mut Map<String, Value>) {
     tokenizer.insert("post_processor".to_owned(), processor);
 }
 
-/// A post-processor with templates whose types are 0.
+/// Returns the post-processor with all template types set to 0.
 fn without_types(mut processor: Value) -> Value {
     let kind = processor["type"].as_str().map(str::to_owned);
     match kind.as_deref() {
@@ -115,7 +115,7 @@ fn without_types(mut processor: Value) -> Value {
     }
 }
 
-/// The template of a `BertProcessing`, with the type 0 for all tokens.
+/// A `BertProcessing` template with type 0 for all tokens.
 fn template(first: &Value, last: &Value) -> Value {
     let special = |token: &Value| json!({"SpecialToken": {"id": token[0], "type_id": 0}});
     let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});

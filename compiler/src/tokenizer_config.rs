@@ -1,4 +1,4 @@
-//! The `tokenizer.json` of a model as `transformers` loads it: some settings of `tokenizer_config.json` take precedence.
+//! A model's `tokenizer.json` as `transformers` loads it: some settings in `tokenizer_config.json` take precedence.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,26 +15,26 @@ use kivu::{
     repository::bundle::TOKENIZER,
 };
 
-/// The name of the file.
+/// File name.
 pub(super) const NAME: &str = "tokenizer_config.json";
-/// Classes whose settings replace those of a `BertNormalizer`.
+/// Classes with settings that replace a `BertNormalizer`'s.
 const BERT: [&str; 4] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", MPNET];
 /// It leaves Chinese characters to the file.
 const MPNET: &str = "MPNetTokenizer";
-/// Classes whose settings replace those of byte pairs.
+/// Classes with settings that replace the byte-pair settings.
 const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 
-/// Classes whose settings replace the tokens around a text, with their first and last token.
+/// Classes with settings that replace the tokens around a text, with their first and last token.
 const LLAMA: [(&str, (&str, &str)); 2] =
     [("LlamaTokenizer", ("<s>", "</s>")), ("GemmaTokenizer", ("<bos>", "<eos>"))];
-/// The keys of special tokens.
+/// Special token keys.
 const SPECIAL: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// The keys of lists of special tokens.
+/// Keys for special token lists.
 const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 const SPECIAL_FILE: &str = "special_tokens_map.json";
 
-/// An entry of `added_tokens_decoder`, by the fields of a `tokenizer.json`, with the defaults of `AddedToken`.
+/// An entry in `added_tokens_decoder`, with `tokenizer.json` field names and `AddedToken` defaults.
 #[derive(Deserialize)]
 struct AddedToken {
     content: String,
@@ -49,7 +49,7 @@ struct AddedToken {
     special: bool,
 }
 
-/// The `tokenizer.json` in `folder` with the settings of its `tokenizer_config.json`.
+/// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
 pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let class = class(folder)?;
     let class = class.trim_end_matches("Fast");
@@ -82,7 +82,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
-/// The class of the tokenizer in `folder`, which depends on the model if no file names it.
+/// Class of the tokenizer in `folder`; depends on the model if no file names it.
 pub(super) fn class(folder: &Path) -> Result<String> {
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
@@ -113,7 +113,7 @@ fn set_normalizer(tokenizer: &mut Map<String, Value>, config: &ConfigFile, class
     Ok(())
 }
 
-/// Sets whether texts begin with a space, and whether the places of tokens exclude spaces.
+/// Sets whether texts begin with a space, and whether token offsets exclude spaces.
 fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let settings = [
         ("add_prefix_space", config.is_set("add_prefix_space")?),
@@ -130,7 +130,7 @@ fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Re
     Ok(())
 }
 
-/// Sets whether texts of byte pairs begin with a space, in classes that have no other settings of theirs.
+/// Sets whether byte-pair texts begin with a space, in classes without other byte-pair settings.
 fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let has_space = config.is_set("add_prefix_space")?;
     if let Some(part) = tokenizer.get_mut("pre_tokenizer").filter(|part| part["type"] == "ByteLevel") {
@@ -139,7 +139,7 @@ fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> 
     Ok(())
 }
 
-/// Sets the tokens around a text, by the flags of the class.
+/// Sets the tokens around a text, by the class's flags.
 fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
     let flags = [config.get("add_bos_token")?.unwrap_or(true), config.is_set("add_eos_token")?];
     let mut ends = Vec::new();
@@ -178,11 +178,11 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
     Ok(())
 }
 
-/// Makes the special tokens that the files name tokens that are never split, as `transformers` does; refuses those that
-/// the tokenizer does not have, whose ids are beyond the model's table.
+/// Makes the special tokens named by the files unsplittable, as `transformers` does; refuses the ones that the
+/// tokenizer lacks, with ids beyond the model's table.
 fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
     let mut sources = vec![config.clone()];
-    // Files with a list of all tokens do not read it.
+    // Files with a full token list do not read it.
     if !config.fields().contains_key("added_tokens_decoder") {
         sources.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
     }
@@ -215,7 +215,7 @@ fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config:
     Ok(())
 }
 
-/// The id of a piece of the model: by name, or by place in a list of pieces and scores.
+/// Id of a piece in the model: by name, or by index in a list with pieces and scores.
 fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
     match vocabulary {
         Value::Object(ids) => ids.get(piece)?.as_u64(),
@@ -226,7 +226,7 @@ fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
     }
 }
 
-/// Refuses tokenizers that cut off the beginning of long texts: here, requests choose the side, and the end is the default.
+/// Refuses tokenizers that truncate texts at the start: here, requests choose the side, and the end is the default.
 fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let of_file = tokenizer.get("truncation").and_then(|truncation| truncation["direction"].as_str());
     let side = config.get::<String>("truncation_side")?.or(of_file.map(str::to_owned));
@@ -239,7 +239,7 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
     }
 }
 
-/// Adds the tokens of `added_tokens_decoder`, by ascending id; those that the file has keep their place.
+/// Adds the tokens in `added_tokens_decoder`, by ascending id; existing tokens keep their place.
 fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let added: BTreeMap<u32, AddedToken> = config.get("added_tokens_decoder")?.unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
@@ -264,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// A tokenizer with these settings, whose post-processor adds nothing.
+    /// Reads a tokenizer with these settings and a post-processor that adds nothing.
     fn read(config: &Value) -> Result<Map<String, Value>> {
         let folder = tempfile::tempdir().unwrap();
         let added = |id: u32, content: &str| {
@@ -361,10 +361,10 @@ mod tests {
         .unwrap();
         fs::write(folder.path().join("config.json"), r#"{"model_type": "xlm-roberta"}"#).unwrap();
         let mut built = parse(&read_tokenizer(folder.path()).unwrap());
-        // The golden has no map of characters, which is that of the file.
+        // The golden file omits the character map, which equals the source file's.
         assert!(built["normalizer"]["normalizers"][0]["precompiled_charsmap"].take().is_string());
         let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
-        // Scores are floats of 32 bits.
+        // Scores are 32-bit floats.
         let scores = |tokenizer: &mut Value| {
             let pieces = tokenizer["model"]["vocab"].take();
             let pieces: Vec<(String, f32)> = serde_json::from_value(pieces).unwrap();

@@ -1,5 +1,5 @@
-//! Tokenizers of folders without a `tokenizer.json`, as `transformers` converts them: the vocabulary of BERT, and the
-//! SentencePiece model of XLM-RoBERTa.
+//! Tokenizers for folders without a `tokenizer.json`, converted as in `transformers`: BERT's vocabulary, and
+//! XLM-RoBERTa's SentencePiece model.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use kivu::{
 
 const WORDS: &str = "vocab.txt";
 const PIECES: &str = "sentencepiece.bpe.model";
-/// Classes whose vocabulary is [`WORDS`].
+/// Classes with [`WORDS`] as their vocabulary.
 const BERT: [&str; 3] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"];
-/// The keys of BERT's special tokens, with their defaults.
+/// Keys for BERT's special tokens, with their defaults.
 const SPECIAL: [(&str, &str); 5] = [
     ("pad_token", "[PAD]"),
     ("unk_token", "[UNK]"),
@@ -24,8 +24,8 @@ const SPECIAL: [(&str, &str); 5] = [
     ("mask_token", "[MASK]"),
 ];
 
-/// The `tokenizer.json` of the files of a slow tokenizer of a class in `folder`, whose special tokens are in `settings`;
-/// `None` if it has its own, or other files.
+/// Converts the slow tokenizer in `folder`, for its class, to a `tokenizer.json`; `settings` contain its special
+/// tokens. `None` if the folder has a `tokenizer.json`, or other files.
 pub(super) fn tokenizer(folder: &Path, class: &str, settings: [&ConfigFile; 2]) -> Result<Option<Vec<u8>>> {
     if folder.join(TOKENIZER).is_file() {
         return Ok(None);
@@ -44,7 +44,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     let text = read(&folder.join(WORDS))?;
     let text = String::from_utf8(text)
         .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
-    // A piece is a line, but for the end of the line; of two equal pieces the last one counts.
+    // A piece is a line without its line feed; among equal pieces the last one counts.
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
     let ids: Map<String, Value> =
         lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();
@@ -85,12 +85,12 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
-/// The text of a token, which is a string or an object.
+/// A token's text; the token is a string or an object.
 pub(super) fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
-/// A part of a template.
+/// A template part.
 pub(super) fn named(kind: &str, name: &str, type_id: u32) -> Value {
     json!({kind: {"id": name, "type_id": type_id}})
 }

@@ -1,5 +1,5 @@
-//! The weights of a Hugging Face folder: `model.safetensors`, or else `pytorch_model.bin`, whole or in shards, in any
-//! float type.
+//! Weights in a Hugging Face folder: `model.safetensors`, or else `pytorch_model.bin`, whole or in shards, in any float
+//! type.
 
 use std::{
     cell::RefCell,
@@ -21,12 +21,12 @@ const INDEX: &str = "model.safetensors.index.json";
 const CHECKPOINT: &str = "pytorch_model.bin";
 const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
 
-/// The files of whole models, in order of preference.
+/// Files with whole models, in order of preference.
 pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
-/// The indexes of shards, each with the file of a model that is not in shards, in order of preference.
+/// Shard indexes, each with its unsharded file, in order of preference.
 const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
 
-/// The last parts of the names of tensors that are not weights, but computed from a model's settings.
+/// Name suffixes for tensors that are computed from a model's settings, not weights.
 const BUFFERS: [&str; 3] = ["inv_freq", "position_ids", "token_type_ids"];
 
 /// A model's weights by name, as fp32.
@@ -34,22 +34,22 @@ const BUFFERS: [&str; 3] = ["inv_freq", "position_ids", "token_type_ids"];
 pub(super) struct Weights {
     /// All weights by their whole names.
     pub(super) tensors: BTreeMap<String, Weight>,
-    /// Lists of integers by their names.
+    /// Integer lists by name.
     pub(super) integers: BTreeMap<String, Vec<i64>>,
-    /// The types of all tensors that are neither weights nor lists of integers.
+    /// Types of all tensors that are neither weights nor integer lists.
     others: BTreeMap<String, String>,
-    /// The prefix of the body's names.
+    /// Name prefix for the body.
     pub(super) prefix: String,
-    /// The SHA-256 of the files that the weights came from, one after the other.
+    /// SHA-256 over all weight files, in order.
     pub(super) sha256: String,
-    /// The whole names of the weights that a graph has.
+    /// Full names of the weights in a graph.
     taken: RefCell<BTreeSet<String>>,
 }
 
-/// One tensor of weights.
+/// One weight tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Weight {
-    /// The length of each axis.
+    /// Length per axis.
     pub(super) shape: Vec<usize>,
     /// The values, row-major.
     pub(super) values: Vec<f32>,
@@ -64,12 +64,12 @@ impl Weights {
     /// Reads all weights in `folder`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let names = names(folder, |file| folder.join(file).is_file())?;
-        // For the error that names the file.
+        // For the error, which names the file.
         let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
         Self::of_files(&names.iter().map(|name| folder.join(name)).collect::<Vec<_>>())
     }
 
-    /// Reads safetensors files and checkpoints of PyTorch.
+    /// Reads safetensors files and PyTorch checkpoints.
     pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
         let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         let mut others = BTreeMap::new();
@@ -102,7 +102,7 @@ impl Weights {
         Ok(Self { integers, others, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
     }
 
-    /// Weights from files of another format, with the SHA-256 of these files.
+    /// Creates weights from files in another format, with the files' SHA-256.
     pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
         Self {
             tensors,
@@ -114,7 +114,7 @@ impl Weights {
         }
     }
 
-    /// Whether there is a weight whose whole name is `name`.
+    /// Whether there is a weight with the full name `name`.
     pub(super) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -127,12 +127,12 @@ impl Weights {
         self
     }
 
-    /// The body's weight called `name`, which must have the given shape.
+    /// Takes the body's weight called `name`, which must have the given shape.
     pub(super) fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         self.take_whole(&format!("{}{name}", self.prefix), shape)
     }
 
-    /// The weight whose whole name is `name`, which must have the given shape.
+    /// Takes the weight with the full name `name`, which must have the given shape.
     pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         let weight = self.tensors.get(name).ok_or_else(|| match self.others.get(name) {
             None => Error::model(format!("expected the weight `{name}`, but found none of that name")),
@@ -153,7 +153,7 @@ impl Weights {
         Ok(weight)
     }
 
-    /// Refuses tensors that no graph has, unless `is_unused` is true for their names without the prefix of the body: they
+    /// Refuses tensors that no graph contains, unless `is_unused` is true for their names without body prefix: they
     /// belong to parts that the family does not have.
     pub(super) fn check_all(&self, is_unused: impl Fn(&str) -> bool) -> Result<()> {
         let taken = self.taken.borrow();
@@ -181,7 +181,7 @@ impl Weights {
     }
 }
 
-/// Refuses a weight that no text can be computed with.
+/// Refuses a weight with non-finite values, with which no text can be computed.
 pub(super) fn check_finite(name: &str, weight: &Weight) -> Result<()> {
     match weight.values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
@@ -193,7 +193,7 @@ pub(super) fn check_finite(name: &str, weight: &Weight) -> Result<()> {
     }
 }
 
-/// The name that `transformers` gives a weight that was converted from TensorFlow.
+/// The current `transformers` name for a weight converted from TensorFlow.
 fn current_name(name: String) -> String {
     match (name.strip_suffix("LayerNorm.gamma"), name.strip_suffix("LayerNorm.beta")) {
         (Some(module), _) => format!("{module}LayerNorm.weight"),
@@ -202,8 +202,8 @@ fn current_name(name: String) -> String {
     }
 }
 
-/// The names of the files with the weights of a model that has the files for which `has` is true; `None` if it has no
-/// weights. `folder` has the index, if there is one.
+/// Weight files for a model, among the files for which `has` is true; `None` if it has no weights. `folder` has the
+/// index, if there is one.
 pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
     for (index, whole) in LAYOUTS {
         if has(index) {
@@ -216,7 +216,7 @@ pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<
     Ok(None)
 }
 
-/// The names of the files in the index of a folder.
+/// File names in a folder's index.
 fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
     let index = ConfigFile::new(index, files::read_json(&folder.join(index))?);
     let files: BTreeMap<String, String> = index.require("weight_map")?;
@@ -229,7 +229,7 @@ fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
     Ok(names.into_iter().collect())
 }
 
-/// The values as fp32; `None` for integers, which are buffers that graphs compute themselves.
+/// Converts values to fp32; `None` for integers, which are buffers that graphs compute themselves.
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let halves = |convert: fn([u8; 2]) -> f32| {
         view.data().as_chunks().0.iter().map(|bytes| convert(*bytes)).collect::<Vec<f32>>()
@@ -245,7 +245,7 @@ fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     }
 }
 
-/// The values of a list of integers; `None` for other types and shapes.
+/// Reads an integer list; `None` for other types and shapes.
 fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
     let data = view.data();
     match view.dtype() {

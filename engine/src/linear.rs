@@ -77,7 +77,7 @@ fn weights(layer: &Linear, panel: usize, block: usize) -> Panel<'_> {
 }
 
 /// Adds the products of an input block and a panel to a tile's totals, which begin with the bias. After the last block,
-/// applies the activation and writes the outputs. Rows in `out` are `columns.end` long and written from `columns.start`.
+/// applies the activation and writes the outputs. Rows in `out` are `columns.end` long, written from `columns.start` on.
 #[inline(always)]
 fn add_block<K: Kernel>(
     kernel: K,

@@ -58,7 +58,6 @@ pub struct Run {
     attended: Vec<Range<usize>>,
     /// Attention tasks: a text, and a range of its heads.
     heads: Vec<HeadTask>,
-    /// Rows per block.
     block_rows: usize,
     values: Values,
 }

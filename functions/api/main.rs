@@ -29,14 +29,14 @@ use serde_json::Value;
 /// Time to send a response that is ready just before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
-/// Lambda restarts an on-demand environment that is not ready after 10 s. Models that load for longer keep loading while
-/// the first requests wait.
+/// Lambda restarts an on-demand environment that is not ready after 10 s. Models with longer load times keep loading
+/// while the first requests wait.
 const START_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Environments of provisioned concurrency and Managed Instances have minutes to start.
 const PROVISIONED_START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Deadlines beyond this are invalid: the emulator's are in the past, those of others are years ahead.
+/// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
 const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 
 #[tokio::main]

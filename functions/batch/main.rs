@@ -18,7 +18,7 @@ use lambda_http::{
 };
 use serde_json::Value;
 
-/// Deadlines beyond this are invalid: the emulator's are in the past, those of others are years ahead.
+/// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
 const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 
 #[tokio::main]

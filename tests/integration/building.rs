@@ -207,7 +207,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     assert!(build(Some(Precision::Int8), &floor).is_err());
     let refusal = build(Some(Precision::Int8), "").unwrap_err().to_string();
     let (requirement, advice) = refusal.split_once(" over 300 texts").unwrap();
-    assert_eq!(requirement, "expected a share of the ten nearest texts of fp32 of at least 0.9300");
+    assert_eq!(requirement, "expected a recall@10 against fp32 of at least 0.9300");
     let advice = advice.split_once("; ").unwrap().1;
     insta::assert_snapshot!(advice, @"build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`");
 }

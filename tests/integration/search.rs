@@ -244,7 +244,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     refusals.push(build().unwrap_err().chain());
     let refusals = refusals.join("\n").replace(&folder.path().display().to_string(), "[folder]");
     insta::assert_snapshot!(refusals, @r"
-    expected the tokenizer of documents for queries as well, but found another in `[folder]/moved/query_0_SparseStaticEmbedding`
+    expected the document tokenizer for queries as well, but found another in `[folder]/moved/query_0_SparseStaticEmbedding`
     expected a `Router` with one encoder, for documents with sparse vectors and queries with weights of tokens (`SparseStaticEmbedding`), or for both alike, but found `Transformer` for queries and `Transformer`, `SpladePooling` for documents; build the models of both on their own
     expected a route `document` in `router_config.json`, but found `passage`, `query`
     ");
@@ -288,8 +288,7 @@ async fn multi_vectors_are_those_of_pylate_and_sentence_transformers() {
         build_above_floor(name, "score_difference = 1e-6", folder.path(), runtime).unwrap_err().chain();
     // The measured value depends on the processor.
     assert!(
-        refused
-            .starts_with("expected a mean difference to the scores of fp32 of at most 0.0000 over 300 texts"),
+        refused.starts_with("expected a mean score difference to fp32 of at most 0.0000 over 300 texts"),
         "{refused}"
     );
     assert!(refused.ends_with("another `score_difference` in `[quality]`"), "{refused}");

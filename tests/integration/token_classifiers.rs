@@ -317,7 +317,7 @@ fn heads_that_are_left_out_are_named_or_refused() {
     insta::assert_snapshot!(note, @"the head of `BertForPreTraining` is left out: the model computes embeddings");
     assert_eq!(built_as("BertModel", None, folder.path()).unwrap(), Ok(None));
     let refusal = built_as("BertForTokenClassification", embeddings, folder.path()).unwrap().unwrap_err();
-    insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a head for labels of tokens; embeddings do zero-shot classification and ranking with `strategy = \"embedding\"` in a recipe");
+    insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a token label head; embeddings do zero-shot classification and ranking with `strategy = \"embedding\"` in a recipe");
 }
 
 /// The weights of the fixture are random, so that there is no floor of its quality.
@@ -350,7 +350,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
     let refusal =
         build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
     assert!(
-        refusal.starts_with("expected a share of tokens with the label of fp32 of at least 1.0000"),
+        refusal.starts_with("expected a token label agreement with fp32 of at least 1.0000"),
         "{refusal}"
     );
 }

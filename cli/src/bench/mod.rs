@@ -1,4 +1,4 @@
-//! `kivu bench`: throughput, latency, cold start and memory of a bundle, with the bare runtime as the baseline.
+//! `kivu bench`: a bundle's throughput, latency, cold start and memory, with the bare runtime as the baseline.
 
 mod raw;
 mod server;
@@ -41,39 +41,39 @@ use kivu::{
 };
 use kivu_compiler::{named::Options, quality::SENTENCES};
 
-/// The texts of one request of the throughput measurement, and the clients that send such requests concurrently.
+/// Throughput measurement: texts per request, and concurrent clients.
 const TEXTS: usize = 32;
 const CLIENTS: usize = 4;
-/// The text of the latency measurement.
+/// Text for the latency measurement.
 const SHORT: &str = "What is deep learning?";
 /// Requests per latency measurement; the first tenth warms up.
 const TURNS: usize = 400;
 /// Process starts per cold start measurement.
 const STARTS: usize = 5;
-/// The tokens that each run generates, and the number of runs.
+/// Generated tokens per run, and number of runs.
 const TOKENS: usize = 32;
 const TRANSLATIONS: usize = 20;
 
 const EXAMPLES: &str = "\
 Examples:
   kivu bench my-model
-  kivu bench my-model --baseline other       the baseline runs a bundle of `--engine onnx`
+  kivu bench my-model --baseline other       the baseline runs a bundle built with `--engine onnx`
   kivu bench my-model --json figures.json    also writes the figures for a script";
 
 /// Measure a bundle: throughput, latency, cold start, memory and quality
 ///
-/// Starts `kivu serve` on a free port of this machine and sends it requests. The baseline of each speed is ONNX
-/// Runtime alone, measured in the same run with the same texts. For models that generate texts, the decoding speed is measured
-/// instead, without a baseline.
+/// Starts `kivu serve` on a free local port and sends it requests. The baseline for each speed is ONNX Runtime alone,
+/// measured in the same run with the same texts. For text generators, the decoding speed is measured instead, without a
+/// baseline.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A bundle, or a name as in `kivu serve`
     bundle: PathBuf,
-    /// The bundle whose graph ONNX Runtime runs, if not the same one: a graph for the native engine is slower there
+    /// The bundle for the ONNX Runtime baseline, if different: a graph for the native engine is slower there
     #[arg(long, value_name = "BUNDLE")]
     baseline: Option<PathBuf>,
-    /// The duration of the throughput measurement, in seconds
+    /// Duration of the throughput measurement, in seconds
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Also write the figures to this file, as JSON
@@ -81,7 +81,7 @@ pub(super) struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// A measured value, and that of the bare runtime in the same run.
+/// A measured value, and the bare runtime's in the same run.
 #[derive(Debug, Serialize)]
 struct Figure {
     name: &'static str,
@@ -136,7 +136,7 @@ fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Milliseconds from the start of the process to the first complete response.
+/// Milliseconds from process start to the first complete response.
 fn cold_start(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<f64> {
     let request = Request::json(manifest, &example::body(manifest));
     let start = |_| {
@@ -163,7 +163,7 @@ fn speed(
     let requests: Vec<Request> = texts.chunks(TEXTS).map(request).collect();
     let all_rows = rows(manifest, &tokenizer, &texts)?;
     let rows_per_request = all_rows.len() as f64 / requests.len() as f64;
-    // Alternated, so that other load on the machine affects both.
+    // Alternating, so that other load on the machine affects both.
     let (mut served, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         bare.push(raw.throughput(&all_rows, time / 3)?);
@@ -207,29 +207,29 @@ fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
     Ok(vec![speed("decoding, greedy", 1)?, speed("decoding, 5 beams", 5)?])
 }
 
-/// Measurements of `kivu serve` with a bundle.
+/// Measurements from `kivu serve` with a bundle.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Serving {
     /// After short texts.
     pub(super) resident_mb: f64,
-    /// The median latency of a short text over HTTP.
+    /// Median HTTP latency for a short text.
     pub(super) answer_ms: f64,
-    /// With a text of the maximum number of tokens. None for models that generate texts, and above [`MAX_TOKENS`].
+    /// With a text at the maximum length. `None` for text generators, and above [`MAX_TOKENS`].
     pub(super) longest: Option<Longest>,
 }
 
-/// A text of the maximum number of tokens.
+/// Measurement with a text at the maximum length.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Longest {
     pub(super) tokens: usize,
-    /// The maximum of the memory of the server.
+    /// The server's peak memory.
     pub(super) peak_mb: f64,
 }
 
 /// Longer texts would take minutes.
 const MAX_TOKENS: usize = 8192;
 
-/// Serves a bundle and sends it an example request several times, and a text of the maximum length.
+/// Serves a bundle and sends it several example requests, and a text at the maximum length.
 pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<Serving> {
     const MAX_REQUESTS: usize = 15;
     const MAX_TIME: Duration = Duration::from_millis(800);
@@ -249,6 +249,6 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
         connection.send(&Request::json(manifest, &body(manifest, &[&text]).to_string()))?;
         Ok::<_, Error>(Longest { tokens, peak_mb: server.peak_mb()? })
     });
-    // The figures of short texts are of use without it.
+    // The figures for short texts are useful without it.
     Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.and_then(Result::ok) })
 }

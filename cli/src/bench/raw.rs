@@ -23,8 +23,8 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// Rows per second of the fastest schedule: one row per run, one session shared by a thread per CPU, longest
-    /// row first.
+    /// Rows per second with the fastest schedule: one row per run, one session shared by a thread per CPU, longest row
+    /// first.
     pub(super) fn throughput(&self, rows: &[Encoding], time: Duration) -> Result<f64> {
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|row| Reverse(row.len()));
@@ -35,7 +35,7 @@ impl Raw {
             let mut done = 0;
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                // Whole passes only, since the first rows of a pass are longer than the last ones.
+                // Whole passes only, since a pass begins with its longest rows.
                 if index % rows.len() == 0 && started.elapsed() >= time {
                     end.fetch_min(index, Ordering::Relaxed);
                 }
@@ -48,7 +48,7 @@ impl Raw {
         })
     }
 
-    /// A function that runs all `rows` on one thread and returns the milliseconds that it took.
+    /// Returns a function that runs all `rows` on one thread and returns the time in milliseconds.
     pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
         let inputs =

@@ -16,13 +16,13 @@ use kivu::{
     repository::Manifest,
 };
 
-/// A server on a free port of this machine; dropping it ends the process.
+/// A server on a free local port; dropping it ends the process.
 pub(super) struct Server {
     process: Child,
     address: String,
 }
 
-/// The bytes of a request.
+/// A request's bytes.
 pub(super) struct Request(Vec<u8>);
 
 impl Request {
@@ -36,11 +36,11 @@ impl Request {
     }
 }
 
-/// A kept-alive connection whose client overhead is negligible.
+/// A kept-alive connection with negligible client overhead.
 pub(super) struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// Sends a request and reads the response; the milliseconds that both took.
+    /// Sends a request and reads the response; returns the time for both in milliseconds.
     ///
     /// # Errors
     /// If the connection fails, or the status is not 200.
@@ -70,10 +70,10 @@ impl Connection {
 }
 
 impl Server {
-    /// Starts a server of one bundle and waits until it listens.
+    /// Starts a server with one bundle and waits until it listens.
     ///
-    /// Of the configuration it gets only the paths of the bundle and of ONNX Runtime: a prefix, limits or keys
-    /// would change what is measured.
+    /// From the configuration it gets only the paths to the bundle and ONNX Runtime: a prefix, limits or keys would
+    /// change what is measured.
     pub(super) fn start(bundle: &Path, config: &Config) -> Result<Self> {
         let absolute =
             |path: &Path| path.canonicalize().map_err(Error::io(format!("cannot find `{}`", path.display())));
@@ -117,12 +117,12 @@ impl Server {
         Ok(Connection(BufReader::new(stream)))
     }
 
-    /// Requests per second of several clients, each of which sends one request after another.
+    /// Requests per second from several clients, each of which sends one request after another.
     pub(super) fn throughput(&self, requests: &[Request], clients: usize, time: Duration) -> Result<f64> {
         let started = Instant::now();
         throughput(clients, |client| {
             let (mut connection, mut sent) = (self.connect()?, 0);
-            // Each client begins elsewhere, so that requests of all lengths are in flight together.
+            // Each client begins elsewhere, so that requests with all lengths are in flight together.
             for request in requests.iter().cycle().skip(client * requests.len() / clients) {
                 if started.elapsed() >= time {
                     break;
@@ -134,12 +134,12 @@ impl Server {
         })
     }
 
-    /// The resident memory of the server's process in MB, of a million bytes.
+    /// The server process's resident memory in MB (10^6 bytes).
     pub(super) fn resident_mb(&self) -> Result<f64> {
         Ok(memory_of(self.process.id(), "VmRSS")? as f64 / 1e6)
     }
 
-    /// The maximum of [`Self::resident_mb`] so far.
+    /// Peak [`Self::resident_mb`] so far.
     pub(super) fn peak_mb(&self) -> Result<f64> {
         Ok(memory_of(self.process.id(), "VmHWM")? as f64 / 1e6)
     }

@@ -1,4 +1,4 @@
-//! Statistics of durations, and throughput of threads.
+//! Duration statistics and multi-threaded throughput.
 
 use std::{
     thread,
@@ -7,7 +7,7 @@ use std::{
 
 use kivu::error::{Error, Result};
 
-/// Units of work per second of `threads` threads, each of which calls `work` with its number and gets what it did.
+/// Work units per second on `threads` threads; `work` gets its thread's number and returns the units done.
 pub(super) fn throughput(threads: usize, work: impl Fn(usize) -> Result<usize> + Sync) -> Result<f64> {
     let (started, work) = (Instant::now(), &work);
     let panicked = |_| Err(Error::model("a thread of the measurement panicked"));

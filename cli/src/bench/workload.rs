@@ -1,4 +1,4 @@
-//! Texts as the body of a request, and as the rows that the model runs for it.
+//! Texts as a request body, and as the rows that the model runs for it.
 
 use serde_json::{Value, json};
 
@@ -9,11 +9,11 @@ use kivu::{
     tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions},
 };
 
-/// The query of ranking requests, and the labels of zero-shot requests.
+/// Query for ranking requests, and labels for zero-shot requests.
 const QUERY: &str = "How do computers learn?";
 const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
 
-/// The body of a request.
+/// Builds a request body.
 pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
     match manifest.task {
         Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
@@ -29,7 +29,7 @@ pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
     }
 }
 
-/// The rows of a request: one per text, and for models that read pairs, one per text and query or label.
+/// A request's rows: one per text, and for models that read pairs, one per text and query or label.
 pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
     if let Some(settings) = &manifest.zero_shot_entities {

@@ -1,4 +1,4 @@
-//! The report of `kivu build`: size, quality, speed before and after, memory, and the next commands.
+//! The `kivu build` report: size, quality, speed before and after, memory, and the next commands.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -26,31 +26,31 @@ pub(super) struct Report<'a> {
     precision: Precision,
     bundle: String,
     digest: &'a str,
-    /// The size of all files of the bundle.
+    /// The bundle's total file size.
     bytes: u64,
-    /// The kinds of vectors of an embedding model, and the dimensions of each.
+    /// An embedding model's vector kinds, with their dimensions.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     outputs: BTreeMap<VectorKind, usize>,
     quality: Option<Quality>,
-    /// The quality of the other kinds of vectors.
+    /// Quality for the other vector kinds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     other_vectors: BTreeMap<VectorKind, Quality>,
     /// Why the precision is not the default, if the build chose it.
     note: Option<&'a str>,
-    /// Settings of the model's files that were ignored on request.
+    /// Settings in the model's files that were ignored on request.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     warnings: &'a [String],
     vectors: Option<VectorQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
-    /// Tasks that are as plausible as `task`.
+    /// Tasks as plausible as `task`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     other_tasks: Vec<Task>,
     next: Vec<String>,
 }
 
 impl<'a> Report<'a> {
-    /// Serves the bundle for a moment to measure it. If that fails, the report has no such measurements.
+    /// Briefly serves the bundle to measure it. If that fails, the report lacks these measurements.
     pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
         let manifest = built.bundle.manifest();
         let Manifest { name, task, source, weights, files, .. } = manifest;
@@ -77,7 +77,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The report of a bundle that `kivu serve NAME` and `kivu push NAME` find, if it has such a name.
+    /// Shows `name` in the next commands, if `kivu serve NAME` and `kivu push NAME` find the bundle by it.
     pub(super) fn served_as(mut self, name: Option<&Path>) -> Self {
         if let Some(name) = name {
             self.next = next(name);
@@ -115,16 +115,12 @@ impl<'a> Report<'a> {
         if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
             let binary = binary.map_or(String::new(), |binary| format!(", binary {:.0} %", binary * 100.0));
             let int8 = int8 * 100.0;
-            lines.push(format!(
-                "  vectors  nearest ten of {texts} texts that are found again: int8 {int8:.0} %{binary}"
-            ));
+            lines.push(format!("  vectors  recall@10 over {texts} texts: int8 {int8:.0} %{binary}"));
         }
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (fp32.texts_per_second, built.texts_per_second);
             let (ratio, before, after) = (after / before, rate(before), rate(after));
-            lines.push(format!(
-                "  speed    {after} texts/s, {ratio:.1} × the {before} of fp32 with the same texts"
-            ));
+            lines.push(format!("  speed    {after} texts/s, {ratio:.1} × fp32 ({before} texts/s)"));
         }
         if let Some(Serving { resident_mb, answer_ms, longest }) = self.serving {
             let longest = longest.map_or(String::new(), |Longest { tokens, peak_mb }| {
@@ -140,7 +136,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The next commands for the bundle of this name or path.
+/// Next commands for the bundle with this name or path.
 fn next(named: &Path) -> Vec<String> {
     let named = named.display();
     vec![format!("kivu serve {named}"), format!("kivu push {named} s3://BUCKET/PREFIX")]
@@ -198,11 +194,11 @@ mod tests {
         minilm (feature-extraction, BertModel)
           bundle   my-model, 24.0 MB, 0123456789ab
           size     weights 22.5 MB, 25 % of 90.0 MB in fp32
-          quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831; 95.1 % of the ten nearest texts kept, 98.0 % of the nearest
+          quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831; recall@10 95.1 %, recall@1 98.0 %
           note     chosen since int8 is below the floor
           warning  `factor` 2.0 in `config.json` was ignored
-          vectors  nearest ten of 300 texts that are found again: int8 97 %, binary 82 %
-          speed    450 texts/s, 4.5 × the 100 of fp32 with the same texts
+          vectors  recall@10 over 300 texts: int8 97 %, binary 82 %
+          speed    450 texts/s, 4.5 × fp32 (100 texts/s)
           serving  87 MB resident, 1.3 ms for a short text; 102 MB with a text of 256 tokens
           next     kivu serve my-model
                    kivu push my-model s3://BUCKET/PREFIX

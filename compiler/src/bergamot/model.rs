@@ -61,7 +61,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
     for (name, expected) in OPTIONS {
         if options.text(name) != expected {
             return Err(Error::model(format!(
-                "expected a Bergamot student, whose option `{name}` is `{expected}`, but found `{}`",
+                "expected a Bergamot student with the option `{name}` `{expected}`, but found `{}`",
                 options.text(name)
             )));
         }

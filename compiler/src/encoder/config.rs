@@ -208,7 +208,6 @@ pub(super) struct Names {
     pub(super) layer: &'static str,
     /// Queries, keys and values: three matrices, or one.
     pub(super) projections: &'static [&'static str],
-    /// Query and key normalizations.
     pub(super) query_key_norms: Option<[&'static str; 2]>,
     pub(super) attention_output: &'static str,
     pub(super) norms: Norms,

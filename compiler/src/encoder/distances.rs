@@ -6,7 +6,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// How attention uses the distance between two tokens.
+/// How attention uses the distance from a token to the one that attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Distances {
     /// Whether distances have keys, multiplied by token queries (content to position).
@@ -122,7 +122,7 @@ impl Distances {
         if distance.abs() <= middle {
             return distance;
         }
-        // In PyTorch's precision, which decides the buckets of some distances.
+        // In PyTorch's precision, which decides some distances' buckets.
         let far = (self.max - 1) as f64 / middle as f64;
         let share = (distance.abs() as f32 / middle as f32).ln() / (far as f32).ln();
         distance.signum() * ((share * (middle - 1) as f32).ceil() as i64 + middle)

@@ -103,7 +103,7 @@ fn check(config: &ConfigFile) -> Result<()> {
     };
     if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
         return unsupported(
-            &format!("a model that scores spans of words, without {kind},"),
+            &format!("a model that scores word spans, without {kind},"),
             &format!("`{field}` {}", config.fields()[*field]),
         );
     }
@@ -151,7 +151,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     encoder.facts.architecture = "GLiNER".to_owned();
     if encoder.types > 1 {
         return Err(Error::model(format!(
-            "expected an encoder without types of tokens, but found `{}` with {}",
+            "expected an encoder without token types, but found `{}` with {}",
             file.model_type(),
             encoder.types
         )));
@@ -285,10 +285,10 @@ mod tests {
             refusal("post_fusion_schema", json!("l2l-l2t")),
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected a model that scores spans of words, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
-        expected a model that scores spans of words, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
-        expected a model that scores spans of words, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
-        expected a model that scores spans of words, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
+        expected a model that scores word spans, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
+        expected a model that scores word spans, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
+        expected a model that scores word spans, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected a model that scores word spans, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
         expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
         expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
         expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`

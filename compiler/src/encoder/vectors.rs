@@ -137,7 +137,7 @@ pub(super) fn add_static_queries(
     };
     if !files::are_same_tokenizers(&read_tokenizer(&folder)?, tokenizer)? {
         return Err(Error::model(format!(
-            "expected the tokenizer of documents for queries as well, but found another in `{}`",
+            "expected the document tokenizer for queries as well, but found another in `{}`",
             folder.display()
         )));
     }
@@ -147,7 +147,7 @@ pub(super) fn add_static_queries(
     weights.check_all(|_| false)?;
     if count > sparse.dimensions {
         return Err(Error::model(format!(
-            "expected weights of queries for at most {} tokens, the vocabulary of the model, but found {count}",
+            "expected query weights for at most {} tokens, the model's vocabulary, but found {count}",
             sparse.dimensions
         )));
     }
@@ -194,8 +194,7 @@ fn add_heads(
         let bias = weights.take_whole("bias", &[outputs])?.values.clone();
         Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))
     };
-    let named =
-        |error| Error::model_because("cannot read the heads of sparse vectors and multi-vectors", error);
+    let named = |error| Error::model_because("cannot read the sparse and multi-vector heads", error);
     let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
     let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
     settings.sparse = Some(token_weights(config, tokenizer));
@@ -297,9 +296,7 @@ fn with_multi_vectors(
 
 fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     tokenizer.id(token).ok_or_else(|| {
-        Error::model(format!(
-            "expected the marker `{token}` among the tokens of the tokenizer, but found none"
-        ))
+        Error::model(format!("expected the marker `{token}` among the tokenizer's tokens, but found none"))
     })
 }
 

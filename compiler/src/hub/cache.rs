@@ -1,5 +1,5 @@
-//! The cache of `huggingface_hub`: a folder per repository, with blobs that are named by their hashes, and snapshots of
-//! commits, whose files are relative links to blobs.
+//! `huggingface_hub`'s cache: a folder per repository, with blobs named by hash, and snapshots per commit with relative
+//! links to blobs.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -26,12 +26,12 @@ use kivu::{
     },
 };
 
-/// The folder with the lists of files by commit. Other programs ignore it.
+/// Folder for file lists by commit. Other programs ignore it.
 const LISTINGS: &str = ".kivu";
-/// The interval at which a lock of another process is tried again.
+/// Retry interval for a lock held by another process.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The folder of a repository in the cache.
+/// A repository's folder in the cache.
 #[derive(Clone, Debug)]
 pub(super) struct RepositoryCache {
     folder: PathBuf,
@@ -52,12 +52,12 @@ impl RepositoryCache {
         self.folder.join("blobs").join(hash)
     }
 
-    /// The file of a download in progress.
+    /// The file for a download in progress.
     pub(super) fn incomplete(&self, hash: &str) -> PathBuf {
         self.blob(&format!("{hash}.incomplete"))
     }
 
-    /// The commit that a revision referred to when it was downloaded.
+    /// Commit that a revision referred to at its download.
     pub(super) fn commit(&self, name: &RepositoryName) -> Option<String> {
         if name.is_commit() {
             return Some(name.revision.clone());
@@ -75,7 +75,7 @@ impl RepositoryCache {
         fs::write(&path, commit).map_err(Error::io(format!("cannot write `{}`", path.display())))
     }
 
-    /// The list of all files of a commit, which Kivu stored when it had downloaded what it needs of them.
+    /// A commit's full file list, stored once Kivu had downloaded what it needs.
     pub(super) fn listing(&self, commit: &str) -> Option<Listing> {
         let sealed = regular_file::read(&self.folder.join(LISTINGS).join(commit)).ok()?;
         let listing: Listing = serde_json::from_slice(sealed::open(&sealed)?).ok()?;
@@ -93,12 +93,12 @@ impl RepositoryCache {
         fs::write(&path, sealed::seal(&text)).map_err(Error::io(format!("cannot write `{}`", path.display())))
     }
 
-    /// Whether `huggingface_hub` has noted that a commit does not have the file `path`.
+    /// Whether `huggingface_hub` has noted that a commit lacks the file `path`.
     pub(super) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
         self.folder.join(".no_exist").join(commit).join(path).exists()
     }
 
-    /// Links the file `path` of a snapshot to its blob.
+    /// Links a snapshot's file `path` to its blob.
     pub(super) fn link(&self, commit: &str, path: &str, hash: &str) -> Result<()> {
         let link = self.snapshot(commit).join(path);
         let up = "../".repeat(2 + path.matches('/').count());
@@ -108,7 +108,7 @@ impl RepositoryCache {
         }
         create_parent(&link)?;
         let failed = || Error::io(format!("cannot create the link `{}`", link.display()));
-        // A link to another blob, or a copy of the file.
+        // A link to another blob, or a copy.
         match fs::remove_file(&link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
             _ => {}
@@ -120,7 +120,7 @@ impl RepositoryCache {
         }
     }
 
-    /// Removes everything; the size of the blobs in bytes, none if there are none.
+    /// Removes everything; returns the blobs' size in bytes, `None` if there are none.
     pub(super) fn remove(&self) -> Result<Option<u64>> {
         if !self.folder.is_dir() {
             return Ok(None);
@@ -138,7 +138,7 @@ impl RepositoryCache {
         Ok(Some(bytes))
     }
 
-    /// Waits until no other process, of `huggingface_hub` either, downloads the blob.
+    /// Waits until no other process, including `huggingface_hub`, downloads the blob.
     pub(super) async fn lock(&self, hash: &str) -> Result<File> {
         let path = self.locks.join(format!("{hash}.lock"));
         create_parent(&path)?;
@@ -154,7 +154,7 @@ impl RepositoryCache {
     }
 }
 
-/// The relative paths of all files in a snapshot.
+/// Relative paths of all files in a snapshot.
 ///
 /// # Errors
 /// A link leads nowhere, since its blob was removed.
@@ -181,7 +181,7 @@ fn missing(path: &Path) -> Error {
     ))
 }
 
-/// The hash that the blob of a file in a snapshot should have: its name, or the SHA-256 of a copy.
+/// Expected hash for a snapshot file's blob: its name, or a copy's SHA-256.
 pub(super) fn blob_hash(path: &Path) -> Result<String> {
     let blob = fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     match blob.file_name().and_then(|name| name.to_str()) {
@@ -190,7 +190,7 @@ pub(super) fn blob_hash(path: &Path) -> Result<String> {
     }
 }
 
-/// Refuses a file of a snapshot that is missing or has another hash.
+/// Refuses a snapshot file that is missing or has another hash.
 pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
     if !path.exists() {
         return Err(missing(path));
@@ -206,12 +206,12 @@ pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
     )))
 }
 
-/// Whether a blob's name is a hash. Copies in file systems without links have the names of their files.
+/// Whether a blob is named by a hash. Copies in file systems without links keep their file names.
 fn is_hash(name: &str) -> bool {
     is_hex(name, 64) || is_hex(name, 40)
 }
 
-/// Whether the contents of a file have a hash.
+/// Whether a file's contents have a hash.
 pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
     let failed = || Error::io(format!("cannot read `{}`", path.display()));
     let mut file = regular_file::open(path).map_err(failed())?;
@@ -221,14 +221,14 @@ pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
     Ok(hasher.finish() == hash)
 }
 
-/// The hash of a blob: SHA-256, or for 40 digits Git's SHA-1.
+/// Blob hash: SHA-256, or for 40 digits Git's SHA-1.
 pub(super) enum Hasher {
     Sha256(Sha256),
     Git(Sha1),
 }
 
 impl Hasher {
-    /// A hasher for `size` bytes whose hash should be `expected`.
+    /// Creates a hasher for `size` bytes with the expected hash `expected`.
     pub(super) fn new(expected: &str, size: u64) -> Self {
         match expected.len() {
             40 => Self::Git(Sha1::new().chain_update(format!("blob {size}\0"))),
@@ -243,7 +243,7 @@ impl Hasher {
         }
     }
 
-    /// Hashes the rest of a file.
+    /// Hashes a file from its current position on.
     pub(super) fn read(&mut self, file: &mut File) -> io::Result<()> {
         let mut piece = vec![0; 1 << 18];
         loop {
@@ -262,7 +262,7 @@ impl Hasher {
     }
 }
 
-/// Creates the folder of a file.
+/// Creates a file's folder.
 pub(super) fn create_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
     fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))

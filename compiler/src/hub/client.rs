@@ -1,4 +1,4 @@
-//! The HTTP API of the hub: the files of a repository, and their contents from any offset.
+//! The hub's HTTP API: repository file lists, and file contents from any offset.
 
 use std::{error::Error as StdError, time::Duration};
 
@@ -24,16 +24,16 @@ use kivu::{
     repository::bundle::hex,
 };
 
-/// All but the unreserved characters of RFC 3986.
+/// All but RFC 3986's unreserved characters.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 /// All but the unreserved characters and the slash, for paths.
 const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 const MAX_REDIRECTS: usize = 10;
-/// The limit of a list of files.
+/// Maximum size of a file list, in bytes.
 const MAX_LIST_BYTES: usize = 64 * 1024 * 1024;
 /// Attempts without progress.
 const MAX_ATTEMPTS: u32 = 5;
-/// A rate limit that ends later is an error.
+/// A longer rate limit is an error.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A failed attempt.
@@ -41,11 +41,11 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 pub(super) enum Failure {
     /// Further attempts would fail, too.
     Final(Error),
-    /// Another attempt may succeed, after the time that the hub names, if any.
+    /// Another attempt may succeed, after the wait that the hub asks for, if any.
     Transient(Error, Option<Duration>),
 }
 
-/// The outcome of an attempt.
+/// An attempt's outcome.
 pub(super) type Attempt<T> = std::result::Result<T, Failure>;
 
 impl From<Error> for Failure {
@@ -54,25 +54,25 @@ impl From<Error> for Failure {
     }
 }
 
-/// The files of a repository at a commit.
+/// A repository's files at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Listing {
     pub(super) commit: String,
     pub(super) files: Vec<HubFile>,
-    /// Whether these are all files of the commit.
+    /// Whether these are all files in the commit.
     pub(super) is_whole: bool,
 }
 
-/// A file of a repository.
+/// A file in a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HubFile {
     pub(super) path: String,
     pub(super) size: u64,
-    /// The SHA-256 of a large file, or Git's SHA-1 of a small one: the name of its blob in the cache.
+    /// A large file's SHA-256, or a small file's Git SHA-1: its blob's name in the cache.
     pub(super) hash: String,
 }
 
-/// The response of `/api/models`.
+/// Response from `/api/models`.
 #[derive(Deserialize)]
 struct Info {
     id: Option<String>,
@@ -96,7 +96,7 @@ struct Lfs {
     size: u64,
 }
 
-/// A client of the hub.
+/// A hub client.
 pub(super) struct Hub<'a> {
     pub(super) config: &'a HubConfig,
     http: HttpClient,
@@ -108,7 +108,7 @@ impl<'a> Hub<'a> {
         Ok(Self { config, http: client()? })
     }
 
-    /// The commit and the files of a repository.
+    /// Lists a repository's files; also resolves the commit.
     pub(super) async fn list(&self, name: &RepositoryName) -> Result<Listing> {
         let revision = utf8_percent_encode(&name.revision, RESERVED);
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.config.endpoint, name.id);
@@ -136,7 +136,7 @@ impl<'a> Hub<'a> {
         }
     }
 
-    /// The contents of a file from the byte `from` on.
+    /// Opens a file's contents at byte `from`.
     pub(super) async fn open(
         &self,
         name: &RepositoryName,
@@ -149,7 +149,7 @@ impl<'a> Hub<'a> {
         self.get(&url, from, name).await
     }
 
-    /// Follows redirects, to which the token is not sent unless they are on the same host.
+    /// Follows redirects; sends the token only to the same host.
     async fn get(&self, url: &str, from: u64, name: &RepositoryName) -> Attempt<Response<Incoming>> {
         let invalid_url = |error| {
             Error::config_because(
@@ -197,7 +197,7 @@ impl<'a> Hub<'a> {
     fn unreachable(&self, error: &(dyn StdError + 'static)) -> Failure {
         let (mut causes, mut source) = (error.to_string(), error.source());
         if error.is::<ClientError>() {
-            // Its own message is only the kind of the operation.
+            // Its own message only names the kind of operation.
             causes.clear();
         }
         while let Some(cause) = source {
@@ -213,7 +213,7 @@ impl<'a> Hub<'a> {
         Failure::Transient(Error::unavailable(message), None)
     }
 
-    /// Classifies a response whose status is neither success nor redirection.
+    /// Classifies a response with a status other than success or redirection.
     fn refusal(&self, status: StatusCode, headers: &HeaderMap, name: &RepositoryName) -> Failure {
         if status == StatusCode::TOO_MANY_REQUESTS {
             return self.rate_limit(headers);
@@ -247,7 +247,7 @@ impl<'a> Hub<'a> {
         Failure::Transient(error, after)
     }
 
-    /// The message for a response that another attempt would not change; `None` if the cause is not known.
+    /// Message for a response that another attempt would not change; `None` if the cause is unknown.
     fn explanation(
         &self,
         status: StatusCode,
@@ -260,7 +260,7 @@ impl<'a> Hub<'a> {
             || status == StatusCode::FORBIDDEN && reason == "Access to this resource is disabled.";
         Some(match (status, code) {
             (_, "GatedRepo") => {
-                let token = if has_token { "with the account of HF_TOKEN" } else { "and set HF_TOKEN" };
+                let token = if has_token { "with HF_TOKEN's account" } else { "and set HF_TOKEN" };
                 format!(
                     "expected access to `{id}`, but found that it is gated; accept its terms at {endpoint}/{id} {token}"
                 )
@@ -280,8 +280,7 @@ impl<'a> Hub<'a> {
                  {endpoint}/settings/tokens"
             ),
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
-                let token =
-                    if has_token { "that the account of HF_TOKEN can read it" } else { "set HF_TOKEN" };
+                let token = if has_token { "that HF_TOKEN's account can read it" } else { "set HF_TOKEN" };
                 format!(
                     "expected a repository `{id}` at `{endpoint}`, but found none that is public; check the name or, if \
                      it is private, {token}"
@@ -296,7 +295,7 @@ impl<'a> Hub<'a> {
 }
 
 impl Listing {
-    /// Reads the hub's response; also returns the current name of the repository.
+    /// Reads the hub's response; also returns the repository's current name.
     pub(crate) fn parse(body: &[u8], name: &RepositoryName) -> Result<(Option<String>, Self)> {
         let unreadable =
             |error| Error::config_because(format!("expected the files of `{name}` from the hub"), error);
@@ -348,7 +347,7 @@ fn because(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
 }
 
-/// The target of a redirect; `None` if it is missing, or would give up TLS.
+/// A redirect's target; `None` if it is missing, or would give up TLS.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
     let location = match location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
@@ -369,7 +368,7 @@ fn wait(headers: &HeaderMap) -> Option<Duration> {
     seconds.map(Duration::from_secs)
 }
 
-/// The attempts of one operation, with pauses that double.
+/// Attempts for one operation, with exponential back-off.
 pub(super) struct Attempts {
     count: u32,
     pause: Duration,

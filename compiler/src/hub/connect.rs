@@ -29,10 +29,9 @@ use kivu::error::{Error, Result};
 
 pub(super) use hyper_util::client::legacy::Error as ClientError;
 
-/// A client with a pool of connections.
 pub(super) type HttpClient = Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>;
 
-/// A client that trusts the certificates of the system, or those in `SSL_CERT_FILE`.
+/// Creates a client that trusts the system's certificates, or the ones in `SSL_CERT_FILE`.
 pub(super) fn client() -> Result<HttpClient> {
     let mut direct = HttpConnector::new();
     direct.enforce_http(false);
@@ -44,7 +43,7 @@ pub(super) fn client() -> Result<HttpClient> {
     Ok(Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(https))
 }
 
-/// Opens TCP connections. Those for HTTPS go through a proxy if the environment names one for the host.
+/// Opens TCP connections; for HTTPS through a proxy, if the environment names one for the host.
 #[derive(Clone, Debug)]
 pub(super) struct ProxyConnector {
     direct: HttpConnector,

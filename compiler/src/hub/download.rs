@@ -1,4 +1,4 @@
-//! The download of a file: resumed where it was interrupted, verified by its hash, and done by one process at a time.
+//! Downloads a file: resumes after interruptions, verifies the hash, and runs in one process at a time.
 
 use std::{
     fs::{self, File},
@@ -22,7 +22,7 @@ use kivu::{
     repository::Meter,
 };
 
-/// A connection that delivers fewer bytes per second is replaced.
+/// Minimum rate in bytes per second; a slower connection is replaced.
 const MIN_RATE: u64 = 1024;
 
 /// A repository at a commit.
@@ -41,12 +41,12 @@ struct Download<'a> {
     target: File,
     hasher: Hasher,
     offset: u64,
-    /// The bytes that the meter has counted.
+    /// Bytes the meter has counted.
     metered: u64,
 }
 
 impl Snapshot<'_> {
-    /// Stores a file of the repository in the cache, unless it exists, and links it.
+    /// Stores a repository file in the cache, unless it exists, and links it.
     pub(super) async fn fetch(&self, file: &HubFile) -> Result<()> {
         let _lock = self.cache.lock(&file.hash).await?;
         let blob = self.cache.blob(&file.hash);
@@ -64,7 +64,7 @@ impl Snapshot<'_> {
 
     async fn download(&self, file: &HubFile) -> Result<()> {
         let mut download = Download::open(file, self.cache.incomplete(&file.hash))?;
-        // A file that another program began may have other contents.
+        // A file begun by another program may have other contents.
         let mut may_restart = download.offset > 0;
         loop {
             self.complete(&mut download).await?;
@@ -184,7 +184,7 @@ impl<'a> Download<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        // A longer response has another hash, which is reported at the end.
+        // An overlong response has another hash, which is reported at the end.
         let rest = usize::try_from(self.file.size - self.offset).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(rest)];
         self.target.write_all(bytes).map_err(|error| self.unwritable(error))?;
@@ -193,12 +193,12 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// The hash of all bytes.
+    /// Hash over all bytes.
     fn digest(&mut self) -> String {
         std::mem::replace(&mut self.hasher, Hasher::new(&self.file.hash, self.file.size)).finish()
     }
 
-    /// The bytes since the last call, without those of a part that is downloaded again.
+    /// Bytes since the last call, not counting a part downloaded again.
     fn unmetered(&mut self) -> u64 {
         let new = self.offset.saturating_sub(self.metered);
         self.metered += new;
@@ -210,7 +210,7 @@ impl<'a> Download<'a> {
     }
 }
 
-/// The error for a failed write; a full disk has a sentence of its own.
+/// Error for a failed write; a full disk gets its own hint.
 fn unwritable(path: &std::path::Path, error: io::Error) -> Error {
     let hint = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,7 +1,7 @@
-//! Models of the Hugging Face hub, downloaded into the cache of `huggingface_hub`.
+//! Hugging Face hub models, downloaded into `huggingface_hub`'s cache.
 //!
-//! The `hf-hub` crate is not used: it neither resumes downloads nor checks SHA-256, and brings more than 100 crates. These files
-//! need two small ones in addition to those of other parts of Kivu.
+//! The `hf-hub` crate is not used: it neither resumes downloads nor checks SHA-256, and brings more than 100 crates.
+//! These files need two small crates beyond Kivu's other dependencies.
 
 mod cache;
 pub(super) mod client;
@@ -30,36 +30,36 @@ use kivu::{
     repository::{Meter, bundle::hex},
 };
 
-/// The maximum size of a file that is downloaded without a progress bar, in bytes.
+/// Maximum size for a download without a progress bar, in bytes.
 const MAX_SMALL_BYTES: u64 = 1 << 20;
-/// Files that are downloaded at the same time.
+/// Maximum number of concurrent downloads.
 const CONCURRENCY: usize = 4;
 
-/// The file that decides on the vectors of an embedding model.
+/// The file that determines an embedding model's vectors.
 const MODULES: &str = "modules.json";
-/// A file of every repository that only downloads of the whole repository include.
+/// A file in every repository; only full repository downloads include it.
 const OF_WHOLE_DOWNLOADS: &str = ".gitattributes";
 
-/// A repository whose files are in the cache.
+/// A repository with its files in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
     /// Identifies the files: the commit, or a hash if they come from several repositories or are not all known.
     pub id: String,
-    /// Whether all files of the repositories are known. Another program may have downloaded only some of them.
+    /// Whether all files in the repositories are known. Another program may have downloaded only some.
     pub is_complete: bool,
     /// The name and the commit, as `ORG/NAME@COMMIT`.
     pub origin: String,
-    /// The whole hash of the commit.
+    /// The commit's full hash.
     pub commit: String,
-    /// The folder of the model.
+    /// The model's folder.
     pub folder: PathBuf,
-    /// The folder of the adapter, if the repository has one; `folder` is that of its base.
+    /// The adapter's folder, if the repository has one; `folder` is its base's.
     pub adapter: Option<PathBuf>,
-    /// The folder of the tokenizer and the config of the model's encoder, if they are in another repository.
+    /// The folder with the encoder's tokenizer and config, if they are in another repository.
     pub encoder: Option<PathBuf>,
 }
 
-/// Downloads the files of a repository that a build needs. Existing files are verified.
+/// Downloads the repository files that a build needs. Existing files are verified.
 ///
 /// # Errors
 /// If the repository does not exist, cannot be read, or has no model that Kivu supports, or if a file does not have its
@@ -85,12 +85,12 @@ pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Re
     })
 }
 
-/// Removes all files of a repository from the cache; their size in bytes, none if there are none.
+/// Removes a repository's files from the cache; returns their size in bytes, `None` if there are none.
 pub fn remove(name: &RepositoryName, config: &HubConfig) -> Result<Option<u64>> {
     RepositoryCache::new(&config.cache, name).remove()
 }
 
-/// The files of a repository that are needed.
+/// Which repository files are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Model,
@@ -98,16 +98,16 @@ enum Wanted {
     Settings,
 }
 
-/// The files of one repository.
+/// One repository's files.
 struct Repository {
-    /// The commit, or a hash of the files if others may be missing.
+    /// The commit, or a hash over the files if others may be missing.
     id: String,
     origin: String,
     commit: String,
     folder: PathBuf,
-    /// The base of an adapter.
+    /// The adapter's base model.
     base: Option<String>,
-    /// The repository of the model's encoder, if that has files that this one does not have.
+    /// The encoder's repository, if it has files that this one lacks.
     encoder: Option<String>,
 }
 
@@ -116,7 +116,7 @@ impl Repository {
         self.id == self.commit
     }
 
-    /// A model with files of a second repository, whose branch may move on its own.
+    /// A model with files from a second repository, whose branch may move independently.
     fn with(self, other: &Self) -> Fetched {
         let id = hex(&Sha256::digest(format!("{}\n{}", self.id, other.id)));
         let is_complete = self.is_complete() && other.is_complete();
@@ -153,7 +153,7 @@ async fn fetch_one(
     let hub = Hub::new(config)?;
     let listing = match hub.list(name).await {
         Err(error @ Error::Unavailable { .. }) => {
-            // Files that were downloaded earlier may suffice.
+            // Earlier downloads may suffice.
             let Ok(Some(found)) = downloaded(name, wanted, &cache) else { return Err(error) };
             tracing::warn!("using files of `{name}` that were downloaded earlier: {error}");
             return Ok(found);
@@ -182,14 +182,14 @@ async fn fetch_one(
     } else {
         fetch_files(&Snapshot { meter: &(), ..snapshot }, &rest).await?;
     }
-    // Written last: the files of a commit that is found there are complete.
+    // Written last: a listed commit's files are complete.
     cache.store_listing(&listing)?;
     cache.store_commit(name, commit)?;
     let (id, origin) = (commit.clone(), format!("{}@{commit}", name.id));
     Ok(Repository { id, origin, commit: commit.clone(), folder, base, encoder })
 }
 
-/// The base of an adapter, and the paths of the repository's weights. `folder` has the files with settings.
+/// An adapter's base, and the repository's weight files. `folder` has the settings files.
 fn base_and_weights(
     paths: &Paths<'_>,
     wanted: Wanted,
@@ -203,7 +203,7 @@ fn base_and_weights(
     })
 }
 
-/// Whether a file with settings is downloaded with the weights: vocabularies, which do not decide on other files.
+/// Whether a settings file is downloaded with the weights: vocabularies, which do not decide on other files.
 fn is_large(file: &HubFile) -> bool {
     file.size > MAX_SMALL_BYTES && !file.path.ends_with("config.json") && !file.path.ends_with(".index.json")
 }
@@ -212,7 +212,7 @@ async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> 
     stream::iter(files).map(|file| snapshot.fetch(file)).buffer_unordered(CONCURRENCY).try_collect().await
 }
 
-/// The files that were downloaded earlier, verified; `None` if the commit is not in the cache.
+/// Earlier downloads, verified; `None` if the commit is not in the cache.
 fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
     let Some(commit) = cache.commit(name) else { return Ok(None) };
     let listing = match cache.listing(&commit) {
@@ -236,7 +236,7 @@ fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) ->
     Ok(Some(Repository { id: listing.id(), origin, commit, folder, base, encoder }))
 }
 
-/// The files of a snapshot that another program downloaded; `None` if there are none.
+/// Files in a snapshot that another program downloaded; `None` if there are none.
 ///
 /// # Errors
 /// Files that decide on the results may be missing.
@@ -266,7 +266,7 @@ fn of_other_program(name: &RepositoryName, commit: &str, cache: &RepositoryCache
     Ok(Some(Listing { commit: commit.to_owned(), files, is_whole: false }))
 }
 
-/// Refuses a download that does not fit on the disk.
+/// Refuses a download larger than the free disk space.
 fn require_space(cache: &Path, bytes: u64) -> Result<()> {
     let existing = cache.ancestors().find(|folder| folder.exists());
     // Some file systems do not report their free space.

@@ -1,15 +1,15 @@
-//! Names of repositories: `ORG/NAME`, or `ORG/NAME@REVISION`.
+//! Repository names: `ORG/NAME`, or `ORG/NAME@REVISION`.
 
 use std::{fmt, str::FromStr};
 
 use kivu::error::{Error, Result};
 
-/// The branch of a name without a revision.
+/// Default branch.
 const MAIN: &str = "main";
-/// The limit of the hub.
+/// The hub's length limit.
 const MAX_LENGTH: usize = 96;
 
-/// A repository of models, at a revision.
+/// A model repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepositoryName {
     /// `ORG/NAME`.
@@ -19,7 +19,7 @@ pub struct RepositoryName {
 }
 
 impl RepositoryName {
-    /// Whether `text` has the form of a name. Paths such as `./model`, `a/b/c` and `/a` do not.
+    /// Whether `text` has the form of a repository name. Paths such as `./model`, `a/b/c` and `/a` do not.
     pub fn is_name(text: &str) -> bool {
         text.parse::<Self>().is_ok()
     }
@@ -29,7 +29,7 @@ impl RepositoryName {
         self.id.split_once('/').map_or(&self.id, |(_, name)| name)
     }
 
-    /// The name of the repository's folder in a cache.
+    /// The repository's folder name in a cache.
     pub(crate) fn folder(&self) -> String {
         self.id.replace('/', "--")
     }
@@ -52,7 +52,7 @@ impl FromStr for RepositoryName {
             && revision.split('/').all(is_part);
         if !is_valid {
             return Err(Error::config(format!(
-                "expected a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, but found `{text}`"
+                "expected a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, but found `{text}`"
             )));
         }
         Ok(Self { id: id.to_owned(), revision: revision.to_owned() })
@@ -66,7 +66,7 @@ impl fmt::Display for RepositoryName {
     }
 }
 
-/// The hub's rules for names, which also exclude paths that lead out of a folder.
+/// The hub's naming rules, which also exclude paths that lead out of a folder.
 fn is_part(part: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !part.is_empty()
@@ -78,12 +78,12 @@ fn is_part(part: &str) -> bool {
         && !part.ends_with(".git")
 }
 
-/// Whether `text` is the whole hash of a commit.
+/// Whether `text` is a full commit hash.
 pub(super) fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
 
-/// Whether `text` has this number of hexadecimal digits, in lower case, and nothing else.
+/// Whether `text` consists only of this many lowercase hexadecimal digits.
 pub(super) fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

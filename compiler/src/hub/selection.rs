@@ -1,4 +1,4 @@
-//! The files of a repository that a build needs.
+//! Selects the repository files that a build needs.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 use kivu::error::{Error, Result, quoted};
 
-/// Files with settings of models, tokenizers and generation, and the model card.
+/// Model, tokenizer and generation settings files, and the model card.
 const SETTINGS: &[&str] = &[
     "README.md",
     "adapter_config.json",
@@ -41,10 +41,10 @@ const SETTINGS: &[&str] = &[
     "vocab.txt",
 ];
 
-/// The ends of names of files with weights in formats that are not supported.
+/// Suffixes of weight files in unsupported formats.
 const OTHER_WEIGHTS: [&str; 8] = [".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin"];
 
-/// The paths of a repository.
+/// A repository's paths.
 pub(super) struct Paths<'a>(pub(super) BTreeSet<&'a str>);
 
 impl Paths<'_> {
@@ -52,19 +52,19 @@ impl Paths<'_> {
         self.0.contains(path)
     }
 
-    /// The paths of files with settings.
+    /// Settings files.
     pub(super) fn settings(&self) -> Vec<String> {
         self.0.iter().filter(|path| is_settings(path)).map(|path| (*path).to_owned()).collect()
     }
 
-    /// Whether the repository has an adapter. As in `transformers`, it is applied to the base that it names, even if
-    /// the repository has a model too.
+    /// Whether the repository has an adapter. As in `transformers`, it is applied to its base, even if the repository
+    /// has a model too.
     pub(super) fn is_adapter(&self) -> bool {
         let has_model = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
         self.has(lora::CONFIG) && (!has_model || lora::WEIGHTS.iter().any(|file| self.has(file)))
     }
 
-    /// The repository of the encoder of GLiNER, if it has files that this one does not have.
+    /// GLiNER's encoder repository, if it has files that this one lacks.
     pub(super) fn encoder(&self, folder: &Path) -> Result<Option<String>> {
         match self.has(encoder::GLINER) {
             true => encoder::missing_encoder(folder, |file| self.has(file)),
@@ -72,7 +72,7 @@ impl Paths<'_> {
         }
     }
 
-    /// Whether the vectors of the model depend on `modules.json`: an encoder without a head for another task.
+    /// Whether the model's vectors depend on `modules.json`: an encoder without a head for another task.
     pub(super) fn may_need_modules(&self, folder: &Path) -> Result<bool> {
         if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) {
             return Ok(false);
@@ -82,7 +82,7 @@ impl Paths<'_> {
         Ok(!class.contains("For") && !class.ends_with("MTModel") || class.ends_with("ForMaskedLM"))
     }
 
-    /// The paths of the weights of the adapter, and of its modules.
+    /// Weight files for the adapter and its modules.
     pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));
         found.map(|file| [vec![file.to_owned()], self.module_weights()].concat()).ok_or_else(|| {
@@ -91,8 +91,8 @@ impl Paths<'_> {
         })
     }
 
-    /// The paths of the model's weights: safetensors, or else a checkpoint of PyTorch, or else an ONNX export. `folder`
-    /// has the files with settings.
+    /// The model's weight files: safetensors, or else a PyTorch checkpoint, or else an ONNX export. `folder` has the
+    /// settings files.
     pub(super) fn weights(&self, folder: &Path, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         if static_folder(folder)?.is_some() {
             let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
@@ -158,7 +158,7 @@ impl Paths<'_> {
         Ok(needed)
     }
 
-    /// The weights in the folders of sentence-transformers' modules, such as `2_Dense`.
+    /// Weight files in sentence-transformers module folders, such as `2_Dense`.
     fn module_weights(&self) -> Vec<String> {
         let folders: BTreeSet<&str> = self
             .0
@@ -173,7 +173,7 @@ impl Paths<'_> {
         weights.collect()
     }
 
-    /// Weights of other formats, for a message.
+    /// Weights in other formats, for a message.
     fn others(&self) -> String {
         let others: Vec<_> = self
             .0
@@ -199,7 +199,7 @@ fn is_settings(path: &str) -> bool {
     }
 }
 
-/// Whether a folder has the name of a module: `1_Pooling`, or `query_0_Transformer` of a router.
+/// Whether a folder is named like a module: `1_Pooling`, or `query_0_Transformer` in a router.
 fn is_module(folder: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     match folder.split('_').collect::<Vec<_>>()[..] {
@@ -211,7 +211,7 @@ fn is_module(folder: &str) -> bool {
     }
 }
 
-/// The base of an adapter, as `ORG/NAME@REVISION`.
+/// An adapter's base, as `ORG/NAME@REVISION`.
 pub(super) fn base(folder: &Path, name: &dyn std::fmt::Display) -> Result<String> {
     let fields = read_json_if_exists(&folder.join(lora::CONFIG))?.unwrap_or_default();
     let config = ConfigFile::new(lora::CONFIG, fields);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
         let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
         assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
-        // GLiNER has no config of its own.
+        // GLiNER has no `config.json`.
         let gliner = ["gliner_config.json", "pytorch_model.bin", "tokenizer.json", "onnx/model.onnx"];
         assert_eq!(paths(&gliner).weights(Path::new("."), &"a/b").unwrap(), [gliner[1]]);
         assert_eq!(paths(&gliner).settings(), [gliner[0], gliner[2]]);

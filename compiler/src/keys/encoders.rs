@@ -1,4 +1,4 @@
-//! The keys of an encoder's `config.json`, by family.
+//! Keys in an encoder's `config.json`, by family.
 
 use super::{
     generation,
@@ -9,9 +9,9 @@ use super::{
     shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
 
-/// Keys of heads.
+/// Head keys.
 const HEADS: &[&str] = &["id2label", "num_labels", "problem_type"];
-/// Keys of the sizes of layers.
+/// Layer size keys.
 const SIZES: &[&str] = &[
     "hidden_size",
     "intermediate_size",
@@ -19,14 +19,14 @@ const SIZES: &[&str] = &[
     "num_attention_heads",
     "num_hidden_layers",
 ];
-/// Further keys of BERT's layers, and of those after it.
+/// Further layer keys in BERT and its successors.
 const BERT_LIKE: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "position_embedding_type"];
 
-/// The settings of a CrossEncoder.
+/// CrossEncoder settings.
 const CROSS_ENCODER: Rules =
     Rules { read: &[], unused: &[&[("activation_fn", SCORES), ("version", Any)]], nested: &[] };
 
-/// Token ids and settings that only heads read which predict words or generate texts.
+/// Token ids and settings read only by word prediction or text generation heads.
 const ENCODER: &[Unused] = &[
     ("bos_token_id", Any),
     ("cls_token_id", Any),
@@ -41,11 +41,11 @@ const ENCODER: &[Unused] = &[
     ("unk_token_id", Any),
 ];
 
-/// The id of padding, in families whose positions do not depend on it.
+/// Padding id, in families with positions independent of it.
 const PADDING: &[Unused] = &[("pad_token_id", Any)];
 
-/// Attention to tokens before each token. Without it, Gemma 3 is bidirectional in `transformers` 5, with windows unlike
-/// those of `use_bidirectional_attention`.
+/// Causal attention. Without it, Gemma 3 is bidirectional in `transformers` 5, with windows unlike
+/// `use_bidirectional_attention`'s.
 const CAUSAL: &[Unused] = &[("is_causal", Only("[true]"))];
 
 macro_rules! family {
@@ -59,7 +59,7 @@ macro_rules! family {
 }
 
 family!(BERT, [SIZES, BERT_LIKE, &["type_vocab_size"]], [PADDING, BERT_LEGACY]);
-/// Keys of the first multilingual files, which no version of `transformers` reads.
+/// Keys from the first multilingual files, which no `transformers` version reads.
 const BERT_LEGACY: &[Unused] = &[
     ("directionality", Any),
     ("pooler_fc_size", Any),
@@ -84,9 +84,9 @@ family!(
     ]],
     [
         PADDING,
-        // The table of positions is in the file, however it was made.
+        // The position table is in the file, however it was made.
         &[("sinusoidal_pos_embds", Any), ("tie_weights_", Any)],
-        // Those of BERT, from which the model was distilled.
+        // BERT's; the model was distilled from it.
         &[
             ("hidden_act", Any),
             ("intermediate_size", SameAs("hidden_dim")),
@@ -127,7 +127,7 @@ family!(
             "type_vocab_size"
         ]
     ],
-    // Of the head that predicts words.
+    // For the word prediction head.
     [PADDING, &[("legacy", Any)], &[("z_steps", Only("[0]"))]]
 );
 family!(
@@ -157,11 +157,11 @@ family!(
             ("deterministic_flash_attn", Any),
             ("reference_compile", Any),
             ("repad_logits_with_grad", Any),
-            // Which words a prediction computes while it trains.
+            // Which words a prediction computes during training.
             ("sparse_pred_ignore_index", Any),
             ("sparse_prediction", Any),
         ],
-        // Those of BERT, which the model's code has under other names.
+        // BERT's; the model's code uses other names.
         &[
             ("layer_norm_eps", Any),
             ("position_embedding_type", Any),
@@ -217,7 +217,7 @@ family!(
             ("unpad_inputs", Any),
             ("use_flash_attn", Any),
         ],
-        // Of blocks that are parallel, which are refused, and of heads and losses.
+        // For parallel blocks, which are refused, and for heads and losses.
         &[
             ("add_pooling_layer", Any),
             ("dense_seq_output", Any),
@@ -230,9 +230,9 @@ family!(
             ("summary_use_proj", Any),
             ("use_xentropy", Any),
         ],
-        // Of GPT-2's code, which the model's own does not use.
+        // From GPT-2's code; the model's own code does not use it.
         &[("scale_attn_weights", Any)],
-        // Of layers of experts, which are refused.
+        // For expert layers, which are refused.
         &[
             ("expert_choice_router", Any),
             ("ffn_div", Only("[1]")),
@@ -267,7 +267,7 @@ family!(
     [
         PADDING,
         &[("unpad_inputs", Any), ("use_memory_efficient_attention", Any)],
-        // It limits a scale of attention that is refused.
+        // It limits an attention scale that is refused.
         &[("logn_attention_clip1", Any)],
     ],
     nested("rope_parameters", &ROPE),
@@ -276,7 +276,7 @@ family!(
 family!(
     JINA,
     [SIZES, BERT_LIKE, &["feed_forward_type", "type_vocab_size"]],
-    // The pooling of a method of the model's own class.
+    // Pooling in a method of the model's own class.
     [PADDING, &[("emb_pooler", Any)]]
 );
 family!(
@@ -296,7 +296,7 @@ family!(
     ],
     [
         PADDING,
-        // Of windows, which are refused.
+        // For windows, which are refused.
         &[("layer_types", Every("full_attention")), ("max_window_layers", Any), ("sliding_window", Any),],
     ],
     nested("rope_parameters", &ROPE),
@@ -325,9 +325,9 @@ family!(
     [
         PADDING,
         CAUSAL,
-        // The period that `layer_types` was made with.
+        // The period from which `layer_types` was made.
         &[("_sliding_window_pattern", Any)],
-        // Of the logits of words.
+        // For word logits.
         &[("final_logit_softcapping", Any)],
         &[("cache_implementation", Any), ("hidden_act", SameAs("hidden_activation"))],
     ],
@@ -338,11 +338,11 @@ family!(
 family!(
     T5,
     [T5_READ],
-    // Of the decoder.
+    // For the decoder.
     [PADDING, T5_ALIASES, &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]]
 );
 
-/// The rotation of queries and keys.
+/// Rotary position keys.
 const ROPE: Rules = Rules {
     read: &[&[
         "factor",
@@ -362,13 +362,13 @@ const ROPE_BY_LAYER: Rules = Rules {
     nested: &[("full_attention", &ROPE), ("sliding_attention", &ROPE)],
 };
 
-/// model2vec's settings of a table of vectors.
+/// model2vec's settings for a vector table.
 const STATIC: Rules = Rules {
     read: &[&["model_type", "normalize"]],
     unused: &[
         SHARED,
         &[
-            // Records of how the table was made, which has its final values.
+            // Records of how the table was made; it contains the final values.
             ("apply_pca", Any),
             ("apply_zipf", Any),
             ("architectures", Any),
@@ -385,8 +385,7 @@ const STATIC: Rules = Rules {
     nested: &[],
 };
 
-/// Code of families that were published with code of their own, after which they are built here: the type, the files and
-/// the beginning of the names of classes.
+/// Custom model code for families that Kivu implements itself: the type, the files and the class name prefix.
 const KNOWN_CODE: [(&str, [&str; 2], &str); 4] = [
     ("bert", ["configuration_bert", "modeling_bert"], "JinaBert"),
     ("gte", ["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
@@ -394,7 +393,7 @@ const KNOWN_CODE: [(&str, [&str; 2], &str); 4] = [
     ("nomic_bert", ["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"], "NomicBert"),
 ];
 
-/// Whether the code that an entry of `auto_map` names, such as `ORG/NAME--modeling.NewModel`, is that of a family.
+/// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
 pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
     let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
     let Some((file, class)) = path.split_once('.') else { return false };
@@ -403,7 +402,7 @@ pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
     })
 }
 
-/// The rules of `config.json` for an encoder of a supported `model_type`. JinaBERT has that of BERT.
+/// `config.json` rules for an encoder with a supported `model_type`. JinaBERT has BERT's `model_type`.
 pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
     Some(match model_type {
         "bert" if is_jina => &JINA,
@@ -423,7 +422,7 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
     })
 }
 
-/// The keys of a family that are read besides those of all families and of heads.
+/// Keys read for a family, except shared keys and head keys.
 #[cfg(test)]
 pub(crate) fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
     let lists = encoder(model_type, is_jina).into_iter().flat_map(|rules| rules.read);

@@ -1,4 +1,4 @@
-//! The keys of `generation_config.json`, and of generation in `config.json`.
+//! Keys in `generation_config.json`, and generation keys in `config.json`.
 
 use super::rules::{
     Rules, Unused,
@@ -51,7 +51,7 @@ pub(super) const GENERATION: Rules = Rules {
             ("prefill_chunk_size", Any),
             ("return_legacy_cache", Any),
             ("use_cache", Any),
-            // Of a second model that drafts texts.
+            // For a second model that drafts texts.
             ("assistant_confidence_threshold", Any),
             ("assistant_lookbehind", Any),
             ("is_assistant", Any),
@@ -60,7 +60,7 @@ pub(super) const GENERATION: Rules = Rules {
             ("num_assistant_tokens_schedule", Any),
             ("prompt_lookup_num_tokens", Any),
             ("target_lookbehind", Any),
-            // Outputs of `generate` besides the text.
+            // `generate` outputs besides the text.
             ("output_attentions", Any),
             ("output_hidden_states", Any),
             ("output_logits", Any),
@@ -72,7 +72,7 @@ pub(super) const GENERATION: Rules = Rules {
     nested: &[],
 };
 
-/// Options that change results and are not supported, with the values that turn them off.
+/// Unsupported options that change results, with the values that turn them off.
 const UNSUPPORTED: &[Unused] = &[
     ("assistant_early_exit", Only("[]")),
     ("constraints", Only("[[]]")),
@@ -95,11 +95,11 @@ const UNSUPPORTED: &[Unused] = &[
     ("watermarking_config", Only("[]")),
 ];
 
-/// The settings of one task in `task_specific_params`.
+/// One task's settings in `task_specific_params`.
 pub(super) const PREFIX: Rules = Rules { read: &[&["prefix"]], unused: &[], nested: &[] };
 
-/// Keys of generation in the `config.json` of a model that does not generate, or that has a `generation_config.json`:
-/// older versions of `transformers` write them into all files.
+/// Generation keys in the `config.json` of a model that does not generate, or that has a `generation_config.json`:
+/// older `transformers` versions write them into all files.
 pub(super) const WITHOUT_GENERATION: &[Unused] = &[
     ("bad_words_ids", Any),
     ("begin_suppress_tokens", Any),
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn all_options_of_requests_are_read() {
-        // Reproducible samples are a matter of requests.
+        // Reproducible sampling is up to requests.
         for name in GenerationOptions::names().into_iter().filter(|name| name != "seed") {
             assert!(GENERATION.reads(&name), "{name}");
         }

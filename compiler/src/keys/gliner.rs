@@ -1,4 +1,4 @@
-//! The keys of `gliner_config.json`.
+//! Keys in `gliner_config.json`.
 
 use super::{
     rules::{
@@ -8,7 +8,7 @@ use super::{
     shared::{SHARED, TRAINING},
 };
 
-/// `gliner_config.json`, besides the settings of its encoder.
+/// `gliner_config.json`, without the encoder settings.
 pub(super) const GLINER: Rules = Rules {
     read: &[&[
         "class_token_index",
@@ -39,13 +39,13 @@ pub(super) const GLINER: Rules = Rules {
         &[
             ("architectures", Any),
             ("has_rnn", Only("[true]")),
-            // The table of words has its own number of rows.
+            // The word table has its own row count.
             ("vocab_size", Any),
-            // Of a fusion of layers and of classes by id, both of which are refused.
+            // For layer fusion and for classes by id; both are refused.
             ("num_post_fusion_layers", Any),
             ("id_to_classes", Any),
             ("represent_spans", Only("[false]")),
-            // Names, and settings of a training.
+            // Names, and training settings.
             ("name", Any),
             ("eval_every", Any),
             ("fine_tune", Any),

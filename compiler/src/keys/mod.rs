@@ -1,7 +1,6 @@
-//! The accounts of a model's settings: every key of every file is read, or known to have no effect on results, or refused.
+//! Accounts for a model's settings: every key in every file is read, or known to have no effect on results, or refused.
 //!
-//! The tables of this module are the only place that says which keys a file may have. A new key of a family is an entry in
-//! its list.
+//! Only the tables in this module say which keys a file may have. A family's new key is an entry in its list.
 
 mod encoders;
 mod generation;
@@ -15,6 +14,6 @@ mod walk;
 
 pub(super) use self::walk::{Kind, check};
 
-/// The keys that the reader of an encoder family must read, for its test.
+/// Keys that an encoder family's reader must read, for its test.
 #[cfg(test)]
 pub(crate) use self::encoders::own_keys;

@@ -1,17 +1,17 @@
-//! The rules for the keys of a file, and their check.
+//! Rules for the keys in a file, and their check.
 
 use serde_json::{Map, Value};
 
 use kivu::error::{Error, Result, quoted};
 
-/// The keys that a file may have.
+/// Keys that a file may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// Lists of keys that are read.
     pub(super) read: &'static [&'static [&'static str]],
     /// Lists of keys without effect on results.
     pub(super) unused: &'static [&'static [Unused]],
-    /// Objects, or lists of objects, whose keys have rules of their own.
+    /// Objects, or lists of objects, with rules for their own keys.
     pub(super) nested: &'static [(&'static str, &'static Self)],
 }
 
@@ -22,27 +22,27 @@ impl Rules {
     }
 }
 
-/// A key, and the values for which it has no effect on results.
+/// A key, and the values with no effect on results.
 pub(super) type Unused = (&'static str, Values);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Values {
     Any,
-    /// These values, as a list in JSON. `null` is that of a missing key.
+    /// These values, as a JSON list. `null` stands for a missing key.
     Only(&'static str),
-    /// The value of another key, which is read.
+    /// The same value as another key, which is read.
     SameAs(&'static str),
-    /// Lists of nothing but this text.
+    /// Lists that contain only this text.
     Every(&'static str),
 }
 
-/// The functions of a CrossEncoder's scores: requests choose scores with or without the sigmoid.
+/// CrossEncoder score functions: requests choose scores with or without the sigmoid.
 pub(super) const SCORES: Values = Values::Only(
     r#"["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.Identity",
         "torch.nn.Sigmoid"]"#,
 );
 
-/// A file whose keys are checked.
+/// A file to check.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     /// The path in the model's folder, for errors.
@@ -50,7 +50,7 @@ pub(super) struct Document {
     pub(super) fields: Map<String, Value>,
 }
 
-/// The keys that a build ignores at the user's risk.
+/// Keys that a build ignores at the user's risk.
 #[derive(Debug)]
 pub(super) struct Allowed<'a> {
     keys: &'a [String],
@@ -78,7 +78,7 @@ impl<'a> Allowed<'a> {
         )))
     }
 
-    /// The warnings; an allowed key that no file has is an error.
+    /// Returns the warnings; an allowed key that no file has is an error.
     pub(super) fn finish(self, known: &[Document]) -> Result<Vec<String>> {
         let is_found = |key: &String| known.iter().any(|document| document.has(key));
         match self.keys.iter().find(|key| !is_found(key)) {
@@ -105,7 +105,7 @@ impl Document {
         is_in(&self.fields, key)
     }
 
-    /// Refuses keys that are in none of these rules, or whose values have an effect.
+    /// Refuses keys that are in none of these rules, or have values with an effect.
     pub(super) fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
         check_fields(&self.name, &self.fields, rules, allowed)
     }
@@ -136,13 +136,13 @@ fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<
     match value {
         Value::Object(fields) => check_fields(file, fields, &[rules], allowed),
         Value::Array(values) => values.iter().try_for_each(|value| check_nested(file, value, rules, allowed)),
-        // The reader of the key refuses other types.
+        // The key's reader refuses other types.
         _ => Ok(()),
     }
 }
 
-/// Whether a key that is not read has a value without effect on results by any of its entries; otherwise the expectation
-/// of an error.
+/// Checks an unread key: passes if one of its entries says that its value has no effect on results; otherwise returns
+/// what was expected.
 fn expect_any<'a>(
     fields: &Map<String, Value>,
     key: (&str, &Value),

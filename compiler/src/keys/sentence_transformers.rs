@@ -1,14 +1,14 @@
-//! The keys of the files of sentence-transformers and PyLate.
+//! Keys in sentence-transformers' and PyLate's files.
 
 use super::rules::{
     Rules,
     Values::{Any, Only},
 };
 
-/// A part of [`modules.json`](MODULES).
+/// An entry in [`modules.json`](MODULES).
 pub(super) const MODULE: Rules = Rules {
     read: &[&["path", "type"]],
-    // The parameters of requests that a module reads; those that Kivu passes on have settings of their own.
+    // Request parameters that a module reads; Kivu has separate settings for the ones it passes on.
     unused: &[&[("idx", Any), ("kwargs", Any), ("name", Any)]],
     nested: &[],
 };
@@ -30,14 +30,14 @@ pub(super) const SETTINGS: Rules = Rules {
     ]],
     unused: &[&[
         ("__version__", Any),
-        // How a client compares vectors, which is not done here.
+        // How a client compares vectors; Kivu does not.
         ("similarity_fn_name", Any),
         ("activation_fn", super::rules::SCORES),
     ]],
     nested: &[],
 };
 
-/// `sentence_bert_config.json` of an embedding model.
+/// An embedding model's `sentence_bert_config.json`.
 pub(super) const TRANSFORMER: Rules = Rules {
     read: &[&[
         "do_lower_case",
@@ -64,10 +64,10 @@ pub(super) const TRANSFORMER: Rules = Rules {
     ],
 };
 
-/// How texts are read; models of Kivu read nothing else.
+/// How texts are read; Kivu's models read nothing else.
 const MODALITIES: Rules = Rules {
     read: &[],
-    // Of messages, images and sounds.
+    // For messages, images and sounds.
     unused: &[&[("audio", Any), ("image", Any), ("message", Any), ("video", Any)]],
     nested: &[("text", &MODALITY)],
 };
@@ -121,7 +121,7 @@ const POOLING: Rules = Rules {
         "pooling_mode_mean_tokens",
         "pooling_mode_weightedmean_tokens",
     ]],
-    // The width that the vectors of the transformer have anyway.
+    // The hidden size, which is known from the transformer.
     unused: &[&[("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
     nested: &[],
 };
@@ -171,7 +171,7 @@ const ROUTER_PARAMETERS: Rules = Rules {
     nested: &[],
 };
 
-/// `artifact.metadata` of Stanford's ColBERT.
+/// Stanford ColBERT's `artifact.metadata`.
 pub(super) const ARTIFACT: Rules = Rules {
     read: &[&[
         "attend_to_mask_tokens",
@@ -181,7 +181,7 @@ pub(super) const ARTIFACT: Rules = Rules {
         "query_maxlen",
         "query_token_id",
     ]],
-    // Records of its training, and settings of its index.
+    // Training records and index settings.
     unused: &[&[
         ("accumsteps", Any),
         ("amp", Any),
@@ -239,7 +239,7 @@ pub(super) const ARTIFACT: Rules = Rules {
     nested: &[],
 };
 
-/// The rules of the `config.json` of a module, by its class.
+/// Rules for a module's `config.json`, by class.
 pub(super) fn module(class: &str) -> Option<&'static Rules> {
     Some(match class {
         "Dense" => &DENSE,

@@ -1,4 +1,4 @@
-//! The keys of `config.json` of models that generate texts, by family.
+//! Keys in text generators' `config.json`, by family.
 
 use super::{
     rules::{
@@ -8,7 +8,7 @@ use super::{
     shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
 
-/// Keys of heads, and of tokens that are not read.
+/// Keys for heads, and unread token keys.
 const OTHERS: &[Unused] = &[
     ("cls_token_id", Any),
     ("id2label", Any),
@@ -53,14 +53,14 @@ seq2seq!(
         ("hidden_size", SameAs("d_model")),
         ("num_attention_heads", SameAs("encoder_attention_heads")),
         ("num_hidden_layers", Any),
-        // Of fairseq's and Marian's models of other forms. No version of `transformers` since 4.0 reads them.
+        // For other forms of fairseq's and Marian's models. No `transformers` version since 4.0 reads them.
         ("add_bias_logits", Any),
         ("add_final_layer_norm", Any),
         ("extra_pos_embeddings", Any),
         ("normalize_before", Any),
         ("normalize_embedding", Any),
         ("static_position_embeddings", Any),
-        // Of a distillation.
+        // For distillation.
         ("replacing_rate", Any),
         ("save_step", Any),
         ("student_decoder_layers", Any),
@@ -76,7 +76,7 @@ seq2seq!(
     [T5_ALIASES]
 );
 
-/// The rules of `config.json` for a model that generates texts.
+/// `config.json` rules for a text generator.
 pub(super) fn rules(model_type: &str) -> Option<&'static Rules> {
     Some(match model_type {
         "bart" | "mbart" | "pegasus" | "marian" | "m2m_100" => &BART,

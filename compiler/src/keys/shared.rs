@@ -1,15 +1,15 @@
-//! Keys of `config.json` that several kinds of models have.
+//! `config.json` keys shared between kinds of models.
 
 use super::rules::{
     SCORES, Unused,
     Values::{Any, Only, SameAs},
 };
 
-/// Keys that are read for all families.
+/// Keys read for all families.
 pub(super) const SHARED_READ: &[&str] =
     &["architectures", "auto_map", "model_type", "tokenizer_class", "vocab_size"];
 
-/// Keys that files of all families may have.
+/// Keys that any family's files may have.
 pub(super) const SHARED: &[Unused] = &[
     // Records of how the file was written.
     ("_commit_hash", Any),
@@ -31,7 +31,7 @@ pub(super) const SHARED: &[Unused] = &[
     ("torch_dtype", Any),
     ("use_bfloat16", Any),
     ("use_cache", Any),
-    // Outputs of `transformers` besides the result.
+    // `transformers` outputs besides the result.
     ("output_attentions", Any),
     ("output_hidden_states", Any),
     ("output_past", Any),
@@ -79,7 +79,7 @@ pub(super) const TRAINING: &[Unused] = &[
     ("seq_classif_dropout", Any),
 ];
 
-/// Keys of T5's layers.
+/// T5 layer keys.
 pub(super) const T5_READ: &[&str] = &[
     "d_ff",
     "d_kv",
@@ -94,7 +94,7 @@ pub(super) const T5_READ: &[&str] = &[
     "relative_attention_max_distance",
     "relative_attention_num_buckets",
 ];
-/// Keys that T5's code has under two names.
+/// Keys with two names in T5's code.
 pub(super) const T5_ALIASES: &[Unused] = &[
     ("head_dim", SameAs("d_kv")),
     ("hidden_size", SameAs("d_model")),

@@ -1,11 +1,11 @@
-//! The keys of `tokenizer_config.json`, `special_tokens_map.json` and `tokenizer.json`.
+//! Keys in `tokenizer_config.json`, `special_tokens_map.json` and `tokenizer.json`.
 
 use super::rules::{
     Rules, Unused,
     Values::{Any, Only},
 };
 
-/// Keys that files of all classes may have.
+/// Keys that any class's files may have.
 const SHARED: &[Unused] = &[
     // Records of how the file was written.
     ("_commit_hash", Any),
@@ -20,7 +20,7 @@ const SHARED: &[Unused] = &[
     ("vocab_file", Any),
     ("merges_file", Any),
     ("max_len", Any),
-    // The tokenizer of `tokenizer.json` is the fast one.
+    // `tokenizer.json` contains the fast tokenizer.
     ("use_fast", Any),
     ("do_basic_tokenize", Any),
     ("never_split", Any),
@@ -29,7 +29,7 @@ const SHARED: &[Unused] = &[
     ("legacy", Any),
     ("sp_model_kwargs", Only("[{}]")),
     ("slow_tokenizer_class", Any),
-    // Padding, which texts are batched without.
+    // Padding; texts are batched without it.
     ("pad_to_max_length", Any),
     ("pad_to_multiple_of", Any),
     ("pad_token_type_id", Any),
@@ -45,7 +45,7 @@ const SHARED: &[Unused] = &[
     ("clean_up_tokenization_spaces", Any),
     ("errors", Any),
     ("spaces_between_special_tokens", Any),
-    // Chats, and tokens of other media, which are special tokens too.
+    // Chats, and tokens for other media, which are special tokens too.
     ("audio_token", Any),
     ("boa_token", Any),
     ("boi_token", Any),
@@ -63,7 +63,7 @@ const SHARED: &[Unused] = &[
     ("language", Any),
 ];
 
-/// The keys of all classes. That of special tokens is also in `special_tokens_map.json`.
+/// Keys for all classes. Special token keys are also in `special_tokens_map.json`.
 pub(super) const ALL: Rules = Rules {
     read: &[&[
         "added_tokens_decoder",
@@ -101,7 +101,7 @@ pub(super) const SPECIAL_TOKENS: Rules = Rules {
     nested: &[],
 };
 
-/// `tokenizer.json`, whose parts the tokenizer's own reader checks.
+/// `tokenizer.json`; the tokenizer's own reader checks its parts.
 pub(super) const FILE: Rules = Rules {
     read: &[&[
         "added_tokens",
@@ -117,22 +117,22 @@ pub(super) const FILE: Rules = Rules {
     nested: &[],
 };
 
-/// The settings of BERT, which replace those of the file.
+/// BERT settings, which take precedence over `tokenizer.json`.
 const BERT: Rules = Rules {
     read: &[&["do_lower_case", "strip_accents", "tokenize_chinese_chars"]],
     unused: &[&[("add_prefix_space", Any), ("wordpieces_prefix", Only(r###"["##"]"###))], LANGUAGE_MODELS],
     nested: &[],
 };
-/// Those of byte pairs.
+/// Byte-pair settings.
 const BYTE_PAIRS: Rules = Rules {
     read: &[&["add_prefix_space", "trim_offsets"]],
     unused: &[LANGUAGE_MODELS, BERT_ONLY],
     nested: &[],
 };
-/// Those of Llama and Gemma.
+/// Llama and Gemma settings.
 const LLAMA: Rules = Rules {
     read: &[&["add_bos_token", "add_eos_token"]],
-    // With one, the tokenizer is not that of `tokenizer.json`.
+    // With one, the tokenizer differs from `tokenizer.json`.
     unused: &[&[("add_prefix_space", Only("[]"))], BERT_ONLY],
     nested: &[],
 };
@@ -146,9 +146,9 @@ const OTHER: Rules = Rules {
     unused: &[LANGUAGE_MODELS, BERT_ONLY, &[("trim_offsets", Any)]],
     nested: &[],
 };
-/// Keys that only Llama's classes read.
+/// Keys read only by Llama's classes.
 const LANGUAGE_MODELS: &[Unused] = &[("add_bos_token", Any), ("add_eos_token", Any)];
-/// Keys that only BERT's classes read, or tokenizers without a `tokenizer.json`.
+/// Keys read only by BERT's classes, or by tokenizers without a `tokenizer.json`.
 const BERT_ONLY: &[Unused] = &[
     ("do_lower_case", Any),
     ("keep_accents", Any),
@@ -161,7 +161,7 @@ const BERT_ONLY: &[Unused] = &[
     ("wordpieces_prefix", Any),
 ];
 
-/// The settings of models that generate texts.
+/// Settings for text generators.
 pub(super) const SEQ2SEQ: Rules = Rules {
     read: &[&[
         "extra_ids",
@@ -173,9 +173,9 @@ pub(super) const SEQ2SEQ: Rules = Rules {
         "target_lang",
     ]],
     unused: &[&[
-        // A request's own target, without which it is refused.
+        // A request must state its target, or it is refused.
         ("tgt_lang", Any),
-        // Ids at the end of the table that belong to no token.
+        // Ids at the table's end without tokens.
         ("num_madeup_words", Any),
         ("language_codes", Any),
         ("full_tokenizer_file", Any),
@@ -187,8 +187,8 @@ pub(super) const SEQ2SEQ: Rules = Rules {
     nested: &[],
 };
 
-/// Classes whose tokenizer is that of `tokenizer.json`, but for the settings that are read, or is built like
-/// `transformers` builds it.
+/// Classes with the same tokenizer as `tokenizer.json`, apart from settings that are read, or built as in
+/// `transformers`.
 const CLASSES: [&str; 27] = [
     "AlbertTokenizer",
     "BarthezTokenizer",
@@ -224,7 +224,7 @@ pub(super) fn is_known(class: &str) -> bool {
     CLASSES.contains(&class)
 }
 
-/// The rules of a class, without the `Fast` at its end.
+/// Rules for a class, without the `Fast` at its end.
 pub(super) fn class(class: &str) -> &'static Rules {
     match class {
         "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => &BERT,

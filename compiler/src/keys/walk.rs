@@ -1,4 +1,4 @@
-//! The files of a model whose keys are checked, and the rules of each.
+//! Walks the model files with checked keys, and applies each file's rules.
 
 use std::path::{Path, PathBuf};
 
@@ -23,18 +23,18 @@ use kivu::{
     repository::bundle::TOKENIZER,
 };
 
-/// The kind of a model, which decides on the keys of its files.
+/// Model kind, which decides on the keys in its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Encoder,
-    /// An encoder whose settings are in those of GLiNER.
+    /// An encoder with its settings inside GLiNER's.
     Gliner,
     Seq2Seq,
-    /// A graph, which has what `config.json` says about a model's layers.
+    /// A graph; it replaces what `config.json` says about a model's layers.
     Export,
 }
 
-/// Checks all keys of the model's files; returns the warnings about those that the plan allows.
+/// Checks all keys in the model's files; returns warnings about keys that the plan allows.
 pub(crate) fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
     let mut walk = Walk { root: &plan.folder, allowed: Allowed::new(&plan.allow), documents: Vec::new() };
     let transformer = plan.transformer()?;
@@ -70,7 +70,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The path of a file in the model's folder.
+    /// A file's path relative to the model's folder.
     fn name(&self, path: &Path) -> String {
         path.strip_prefix(self.root).unwrap_or(path).display().to_string()
     }
@@ -109,7 +109,7 @@ impl Walk<'_> {
         self.check(ConfigFile::NAME.to_owned(), fields, &rules)
     }
 
-    /// Refuses code of the model's own, unless its family is built after it.
+    /// Refuses custom model code, unless Kivu implements the family.
     fn code(&mut self, model_type: &str, config: &Map<String, Value>) -> Result<()> {
         let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else { return Ok(()) };
         let is_known =
@@ -124,7 +124,7 @@ impl Walk<'_> {
         )
     }
 
-    /// Checks the settings of GLiNER, and those of its encoder.
+    /// Checks GLiNER's settings, and its encoder's.
     fn gliner(&mut self, plan: &Plan) -> Result<()> {
         let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else { return Ok(()) };
         if let Some(mut encoder_fields) = fields.get("encoder_config").and_then(Value::as_object).cloned() {
@@ -145,7 +145,7 @@ impl Walk<'_> {
         self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
     }
 
-    /// Checks the settings of the tasks in `config.json`.
+    /// Checks task settings in `config.json`.
     fn tasks(&mut self, config: &Map<String, Value>) -> Result<()> {
         let tasks = config.get("task_specific_params").and_then(Value::as_object);
         for (task, settings) in tasks.into_iter().flatten() {
@@ -159,7 +159,7 @@ impl Walk<'_> {
     fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
         let class = tokenizer_config::class(folder)?;
         if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast")) {
-            let expected = "a `tokenizer_class` whose tokenizer is that of `tokenizer.json`";
+            let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
             self.allowed.pass(tokenizer_config::NAME, ("tokenizer_class", &class), expected)?;
         }
@@ -202,7 +202,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks the settings of the whole model, and those of its transformer.
+    /// Checks the settings for the whole model, and for its transformer.
     fn settings(&mut self, transformer: &Path) -> Result<()> {
         self.check_file(&self.root.join("config_sentence_transformers.json"), &[&modules::SETTINGS])?;
         self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
@@ -216,7 +216,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Refuses a head of the transformer that the modules after it do not expect, and outputs of another head.
+    /// Refuses a transformer head that the following modules do not expect, and outputs of another head.
     fn task(&mut self, path: &Path) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(path)?.unwrap_or_default();
         let has = |class: &str| {
@@ -246,13 +246,13 @@ impl Walk<'_> {
     }
 }
 
-/// The rules of the `config.json` of an encoder; other families are refused by name.
+/// Rules for an encoder's `config.json`; other families are refused by name.
 fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
     let is_jina = config.fields().get("position_embedding_type").is_some_and(|kind| kind == "alibi");
     encoders::encoder(config.model_type(), is_jina)
 }
 
-/// The keys of an object, without the values.
+/// An object's keys, without values.
 fn top_level(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
     let parts: std::collections::BTreeMap<String, serde::de::IgnoredAny> = serde_json::from_slice(json)?;
     Ok(parts.into_keys().map(|key| (key, Value::Bool(true))).collect())
@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// The settings of a published model.
+    /// A published model's settings.
     #[derive(Deserialize)]
     struct Published {
         kind: String,
@@ -370,7 +370,7 @@ mod tests {
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}
-        expected a `tokenizer_class` whose tokenizer is that of `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
+        expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
         expected no `auto_map` in `tokenizer_config.json`, but found `auto_map` {"AutoTokenizer":["a.B",null]}
         expected `transformer_task` `feature-extraction` before these modules in `sentence_bert_config.json`, but found `transformer_task` "fill-mask"
         expected `method_output_name` `last_hidden_state` before these modules in `sentence_bert_config.json`, but found `method_output_name` "logits"

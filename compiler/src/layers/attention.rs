@@ -1,4 +1,4 @@
-//! Attention of long texts, in blocks of queries, so that the scores of a whole text are never in memory together.
+//! Attention for long texts, in query blocks, so that a whole text's scores are never in memory together.
 
 use super::{MASKED, Rotary, Rotation};
 use crate::{
@@ -6,60 +6,60 @@ use crate::{
     onnx::{GraphBuilder, Value, data_type, float, integer, integers},
 };
 
-/// The limit of queries in a block.
+/// Maximum number of queries in a block.
 ///
-/// With 12 heads, the scores of a block are 50 MB at 8,192 tokens. Texts up to this length have one block; at 512 tokens,
+/// With 12 heads, a block's scores take 50 MB at 8,192 tokens. Texts up to this length have one block; at 512 tokens,
 /// four blocks measured faster than the whole text, since their scores remain in the cache.
 const QUERIES: i64 = 128;
 
-/// Added to the score of a token that is out of reach: much less than any score, and more than the score of padding,
-/// which it leaves finite.
+/// Added to the score of a token outside the window: much less than any score, and more than padding's score, which it
+/// leaves finite.
 const OUT_OF_REACH: f32 = -1e30;
 
-/// The tokens that a token attends to, apart from itself.
+/// An attention window: the tokens that a token attends to, apart from itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
-    /// The number of tokens before it; `None` for all.
+    /// Tokens before it; `None` for all.
     pub(crate) before: Option<usize>,
-    /// The number of tokens after it; `None` for all.
+    /// Tokens after it; `None` for all.
     pub(crate) after: Option<usize>,
 }
 
-/// The effect of the distance between two tokens on the score of their attention.
+/// How the distance between two tokens affects their attention score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Distance {
     /// Without effect.
     Ignored,
-    /// The distance times a slope of each head is subtracted (ALiBi, in its symmetric form).
+    /// Subtracts the distance times a per-head slope (symmetric ALiBi).
     Alibi,
 }
 
 /// Attention with several heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    /// The heads of queries.
+    /// Query heads.
     pub(crate) heads: usize,
-    /// The heads of keys and of values, each of which serves as many heads of queries.
+    /// Key and value heads; each serves the same number of query heads.
     pub(crate) key_heads: usize,
-    /// The values of a head.
+    /// Head width.
     pub(crate) width: usize,
-    /// The factor of products of queries and keys.
+    /// Factor for query-key products.
     pub(crate) scale: f32,
     pub(crate) reach: Reach,
     pub(crate) distance: Distance,
 }
 
-/// The blocks of a text's queries: as even as possible; the last is padded with the last token.
+/// Query blocks of a text: as even as possible; the last is padded with the last token.
 pub(crate) struct Blocks {
-    /// The number of blocks, as a scalar.
+    /// Block count, as a scalar.
     count: Value,
-    /// The queries of a block.
+    /// Queries per block.
     size: Value,
-    /// The number of tokens.
+    /// Token count.
     pub(crate) length: Value,
-    /// The tokens of all blocks.
+    /// Token indices for all blocks.
     tokens: Value,
-    /// The positions of queries, those that pad the last block included, as floats from 0.
+    /// Query positions, including the last block's padding, as floats from 0.
     pub(crate) positions: Value,
 }
 
@@ -76,7 +76,7 @@ impl Reach {
 }
 
 impl Blocks {
-    /// The blocks of texts with these ids.
+    /// Creates the blocks for texts with these ids.
     pub(crate) fn new(graph: &mut GraphBuilder, ids: &Value) -> Self {
         let length = functions::length(graph, ids);
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
@@ -87,7 +87,7 @@ impl Blocks {
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
         let count = node("Add", &[&length, &rest]);
         let count = node("Div", &[&count, &most]);
-        // The length divided by the number of blocks, rounded up.
+        // Length divided by block count, rounded up.
         let size = node("Add", &[&length, &count]);
         let size = node("Sub", &[&size, &one]);
         let size = node("Div", &[&size, &count]);
@@ -102,7 +102,7 @@ impl Blocks {
         Self { count, size, length, tokens, positions }
     }
 
-    /// Attention of all tokens; `mask` is 1 for tokens and 0 for padding.
+    /// Attention between all tokens; `mask` is 1 for tokens and 0 for padding.
     pub(crate) fn attend(
         &self,
         graph: &mut GraphBuilder,
@@ -126,7 +126,7 @@ impl Blocks {
             let start = node("Mul", &[index, &self.size]);
             let end = node("Add", &[&start, &self.size]);
             let query = node("Slice", &[&queries, &start, &end, &one]);
-            // The first key that the first query reaches, and the one after the last that the last query reaches.
+            // The first key in the first query's window, and the one after the last key in the last query's window.
             let from = limits[0].as_ref().map(|before| {
                 let from = node("Sub", &[&start, before]);
                 node("Max", &[&from, &zero])
@@ -166,14 +166,14 @@ impl Blocks {
     }
 }
 
-/// The effect of distances on scores, as constants of the graph.
+/// How distances affect scores, as graph constants.
 struct DistanceBias {
     /// The limits before and after a token.
     reach: [Option<Value>; 2],
-    /// The slopes of ALiBi, below 0.
+    /// ALiBi slopes, below 0.
     slopes: Option<Value>,
     out_of_reach: Value,
-    /// The axes of texts and heads.
+    /// Text and head axes.
     outer: Value,
 }
 
@@ -198,7 +198,7 @@ impl DistanceBias {
         Some(Self { reach, slopes, out_of_reach, outer })
     }
 
-    /// Added to the scores of keys at `distances` from queries.
+    /// Bias for keys at `distances` from queries.
     fn of(&self, graph: &mut GraphBuilder, distances: &Value) -> Value {
         let far = self.are_far(graph, distances);
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
@@ -218,7 +218,7 @@ impl DistanceBias {
         }
     }
 
-    /// Whether tokens at `distances` are out of reach; `None` if all are within.
+    /// Whether tokens at `distances` are outside the window; `None` if all are inside.
     fn are_far(&self, graph: &mut GraphBuilder, distances: &Value) -> Option<Value> {
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
         match &self.reach {
@@ -242,7 +242,7 @@ impl DistanceBias {
     }
 }
 
-/// Attention by position of texts with these ids, with queries and keys rotated first.
+/// Position-dependent attention for texts with these ids; rotates queries and keys first.
 pub(crate) fn attend_by_position(
     graph: &mut GraphBuilder,
     attention: &Attention,
@@ -259,7 +259,7 @@ pub(crate) fn attend_by_position(
     blocks.attend(graph, attention, [&queries, &keys, values], mask)
 }
 
-/// Keys or values by head, one for each head of queries.
+/// Keys or values by head, one for each query head.
 fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> Value {
     let Attention { heads, key_heads, width, .. } = *attention;
     let shape = graph.integers(&format!("heads_{key_heads}"), &[0, 0, key_heads as i64, width as i64]);
@@ -273,8 +273,8 @@ fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> V
     graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 1)])
 }
 
-/// The slopes of ALiBi: powers of 2 that end at 2^-8. For other numbers of heads than powers of 2, those of the
-/// next lower power, and then every second one of the next higher.
+/// ALiBi slopes: powers of 2 that end at 2^-8. If the head count is not a power of 2, the slopes for the next lower
+/// power, then every second slope for the next higher.
 pub(crate) fn alibi_slopes(heads: usize) -> Vec<f32> {
     let powers = |count: usize| {
         let ratio = (-8.0 / count as f64).exp2();

@@ -1,20 +1,20 @@
-//! Buckets of distances: each head has a value for each bucket, which is added to the scores of attention.
+//! Distance buckets: each head has a value per bucket, added to its attention scores.
 
 use super::Layers;
 use crate::{functions, onnx::Value};
 use kivu::error::Result;
 
-/// How distances share values: near ones have one each, those further apart share them in logarithmic steps.
+/// How distances share values: near ones have one each, farther ones share them in logarithmic steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buckets {
-    /// The number of buckets for tokens before a token, its own included, or for those after it.
+    /// Bucket count for tokens before a token, including itself, or for tokens after it.
     pub(crate) side: usize,
     /// From here on, all distances have the same bucket.
     pub(crate) farthest: usize,
 }
 
 impl Buckets {
-    /// The bucket of a distance in one direction.
+    /// Bucket for a distance in one direction.
     pub(crate) fn on_side(self, steps: usize) -> usize {
         let exact = self.side / 2;
         if steps < exact {
@@ -25,14 +25,14 @@ impl Buckets {
         (exact + step as usize).min(self.side - 1)
     }
 
-    /// The bucket of a token at this distance, which is negative for tokens before, among those of both directions.
+    /// Bucket for a distance in either direction; distances are negative for tokens before.
     fn of(self, distance: i64) -> usize {
         let side = if distance > 0 { self.side } else { 0 };
         side + self.on_side(distance.unsigned_abs() as usize)
     }
 
-    /// The values that are added to the scores of texts with these ids, by head; the first axis has the length 1. `table`
-    /// is the name of the model's values, by bucket, and `positions` the limit of tokens.
+    /// Values added to attention scores for texts with these ids, by head; the first axis has the length 1. `table`
+    /// names the model's values by bucket, and `positions` is the maximum number of tokens.
     pub(crate) fn bias(
         self,
         layers: &mut Layers<'_>,
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(begins, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
         assert!((1..512).all(|steps| buckets.of(steps) == buckets.of(-steps) + 16));
         assert_eq!(buckets.of(0), 0);
-        // Of a decoder, whose tokens only have others before them.
+        // As in a decoder, whose tokens only have others before them.
         let buckets = Buckets { side: 32, farthest: 128 };
         let begins: Vec<usize> =
             (17..512).filter(|steps| buckets.on_side(*steps) != buckets.on_side(steps - 1)).collect();

@@ -1,4 +1,4 @@
-//! Layers of transformers, written into a graph in the form that measured fastest.
+//! Transformer layers, written into a graph in the form that measured fastest.
 
 mod attention;
 mod buckets;
@@ -22,12 +22,12 @@ use kivu::{
     repository::manifest::Precision,
 };
 
-/// The attention score of padding: `torch.finfo(torch.float32).min`, as in `transformers`.
+/// Attention score for padding: `torch.finfo(torch.float32).min`, as in `transformers`.
 const MASKED: f32 = f32::MIN;
 
-/// The number of weights with a common scale when they are quantized in blocks, unless a graph uses another.
+/// Weights per scale in block quantization, unless a graph uses another number.
 pub(super) const BLOCK: usize = 32;
-/// The accuracy level of `MatMulNBits` that quantizes activations too.
+/// Accuracy level for `MatMulNBits` that quantizes activations too.
 const INT8_ACTIVATIONS: i64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,6 @@ impl Activation {
     }
 }
 
-/// A kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NormKind {
     /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
@@ -65,24 +64,23 @@ pub(super) enum NormKind {
     RootMeanSquare { adds_one: bool },
 }
 
-/// A graph under construction and the weights that are written into it.
+/// A graph under construction, and the weights to write into it.
 pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
     pub(super) weights: &'a Weights,
     pub(super) precision: Precision,
-    /// The number of weights with a common scale when they are quantized in blocks.
+    /// Weights per scale in block quantization.
     pub(super) block: usize,
-    /// The width of a token's vector.
+    /// Width of a token's vector.
     pub(super) hidden: usize,
-    /// The epsilon of normalizations.
+    /// Normalization epsilon.
     pub(super) epsilon: f32,
-    /// The kind of normalizations.
     pub(super) norm: NormKind,
-    /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
+    /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
     pub(super) is_trained_in_int8: bool,
 }
 
-/// The weights and biases of linear layers, joined along their outputs.
+/// Weights and biases from linear layers, joined along their outputs.
 pub(super) struct Linear {
     name: String,
     weight: Vec<f32>,
@@ -92,7 +90,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// A layer with a row of weights per output.
+    /// Creates a layer with one weight row per output.
     pub(super) fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
         let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller took a matrix") };
         Self { name: name.to_owned(), weight: weight.values.clone(), bias, inputs, outputs }
@@ -101,15 +99,15 @@ impl Linear {
 
 /// A linear layer in int8 for the native engine.
 struct Panels {
-    /// The end of the names of functions that have such a layer.
+    /// Suffix for the names of functions with such a layer.
     suffix: &'static str,
-    /// The function of the layer.
+    /// The layer's function.
     linear: QuantizedLinear,
     /// Panels, scales, sums, bias and shape.
     constants: [Value; 5],
 }
 
-/// The weights of a linear layer in the file.
+/// A linear layer's weights in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Projection {
     /// The name without the body's prefix, and without `.weight`.
@@ -126,7 +124,7 @@ impl<'a> Layers<'a> {
         Self { graph, weights, precision, block: BLOCK, hidden, epsilon, norm, is_trained_in_int8: false }
     }
 
-    /// The rows of an embedding table: in int8 with one scale per row where weights are quantized.
+    /// Looks up embedding table rows: in int8 with one scale per row where weights are quantized.
     pub(super) fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
             let table = self.graph.floats(name, &table.shape, &table.values);
@@ -138,7 +136,7 @@ impl<'a> Layers<'a> {
         self.graph.function("QuantizedLookup", [&values, &scales, ids], functions::quantized_lookup)
     }
 
-    /// The rows of the position table `table` for each of `ids`.
+    /// Rows in the position table `table` for each id.
     ///
     /// Positions count from 0, or, if the model has a `padding` id, from the one after it, skipping padding (as in
     /// fairseq).
@@ -153,12 +151,12 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The vector of each text's first token.
+    /// First token's vector per text.
     pub(super) fn first_token(&mut self, hidden: &Value) -> Value {
         self.graph.function("FirstToken", [hidden], functions::first_token)
     }
 
-    /// A linear layer in fp32, whose name and that of its bias, if it has one, are whole.
+    /// A linear layer in fp32; its weight and bias names are complete.
     pub(super) fn linear_in_fp32(
         &mut self,
         (name, bias): (&str, Option<&str>),
@@ -176,7 +174,7 @@ impl<'a> Layers<'a> {
         Ok(self.graph.node("Add", &[&product, &bias], vec![]))
     }
 
-    /// Linear layers of the same inputs, as one.
+    /// Joins linear layers with the same inputs.
     pub(super) fn project(
         &mut self,
         projections: &[Projection],
@@ -193,7 +191,7 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// A linear layer that, in int8, scales the values of each token separately.
+    /// A linear layer that, in int8, scales each token's values separately.
     pub(super) fn apply(&mut self, layer: &Linear, input: &Value) -> Value {
         match self.precision {
             Precision::Fp32 => {
@@ -217,8 +215,8 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The largest value of each output of a linear layer among the tokens of a text; `mask` is 0 for padding. The
-    /// native engine needs no memory for the outputs of all tokens.
+    /// A linear layer's per-output maximum over a text's tokens; `mask` is 0 for padding. The native engine needs no
+    /// memory for all tokens' outputs.
     pub(super) fn largest_outputs(&mut self, mut layer: Linear, input: &Value, mask: &Value) -> Value {
         if self.precision != Precision::Fp32 && self.graph.has_functions() {
             let width = self.graph.integers("largest_width", &[layer.outputs as i64]);
@@ -232,16 +230,16 @@ impl<'a> Layers<'a> {
                 functions::largest_outputs(graph, linear, inputs)
             });
         }
-        // The largest sum is that of the largest product, since all have the same bias.
+        // The largest sum belongs to the largest product, since all have the same bias.
         let unbiased = Linear { bias: None, ..layer };
         let outputs = self.apply(&unbiased, input);
         let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
         self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased })
     }
 
-    /// Linear layers that, in int8, scale the values of each token separately. With one scale for all tokens, as in
-    /// [`Layers::project`], the token with the largest value costs the others their precision. Models that were trained
-    /// in int8 do without these scales, which are a third of the operators of an encoder.
+    /// Linear layers that, in int8, scale each token's values separately. With one scale for all tokens, as in
+    /// [`Layers::project`], the token with the largest value costs the others their precision. Models trained in int8
+    /// do without these scales, which are a third of an encoder's operators.
     pub(super) fn project_by_token(
         &mut self,
         projections: &[Projection],
@@ -257,7 +255,7 @@ impl<'a> Layers<'a> {
 
     fn scaled_by_token(&mut self, layer: &Linear, input: &Value) -> Value {
         let last = self.graph.integers("last_axis", &[-1]);
-        // Keeps tokens of zeros from a division by zero.
+        // Avoids division by zero for all-zero tokens.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
         let largest = self.graph.node("Abs", &[input], vec![]);
         let largest = self.graph.node("ReduceMax", &[&largest, &last], vec![integer("keepdims", 1)]);
@@ -282,7 +280,7 @@ impl<'a> Layers<'a> {
         Ok(Linear { name, weight, bias, inputs, outputs })
     }
 
-    /// The bias of a layer; none if it has none.
+    /// The layer's bias; [`Value::none`] without one.
     fn bias(&mut self, layer: &Linear) -> Value {
         match &layer.bias {
             Some(bias) => self.graph.floats(&format!("{}.bias", layer.name), &[layer.outputs], bias),
@@ -300,10 +298,10 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// A linear layer whose weights have one scale per output channel.
+    /// A linear layer with one weight scale per output channel.
     fn by_channel(&mut self, layer: &Linear, input: &Value, bias: &Value) -> Value {
         let Linear { name, inputs, outputs, .. } = layer;
-        // Each row of a linear layer's weight produces one output channel.
+        // Each row in a linear layer's weight produces one output channel.
         let rows = quantize::rows(&layer.weight, *inputs);
         let values = quantize::transpose(&rows.values, *inputs);
         let values = self.graph.bytes(&format!("{name}.int8"), &[*inputs, *outputs], &values);
@@ -313,8 +311,8 @@ impl<'a> Layers<'a> {
         self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
     }
 
-    /// The weights of a linear layer in the order in which the kernels of the native engine read them. Each output, or each
-    /// block of an output's weights, has a scale.
+    /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
+    /// within an output, has a scale.
     fn panels(&mut self, layer: &Linear) -> Panels {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
@@ -329,7 +327,7 @@ impl<'a> Layers<'a> {
             .chunks_exact(block)
             .map(|row| row.iter().map(|weight| i32::from(*weight)).sum())
             .collect();
-        // From outputs and their blocks to panels, their blocks, and the outputs of each.
+        // From outputs and their blocks to panels, their blocks, and outputs within each.
         let order = |place: usize| {
             let (panel, block, lane) = (place / LANES / blocks, place / LANES % blocks, place % LANES);
             (panel * LANES + lane) * blocks + block
@@ -358,7 +356,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// A linear layer whose weights have one scale per block of each row.
+    /// A linear layer with one weight scale per row and block.
     fn in_blocks(&mut self, layer: &Linear, input: &Value) -> Value {
         let Linear { name, inputs, outputs, .. } = layer;
         let bias = self.bias(layer);
@@ -370,7 +368,8 @@ impl<'a> Layers<'a> {
         self.multiply_in_blocks(input, [&values, &scales, &bias], shape)
     }
 
-    /// The product of `input` and a matrix in blocks of the given shape: outputs, blocks per output, values per block.
+    /// Multiplies `input` by a blockwise quantized matrix with the given shape: outputs, blocks per output, values per
+    /// block.
     pub(super) fn multiply_in_blocks(
         &mut self,
         input: &Value,
@@ -398,18 +397,17 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The normalization called `name`.
     pub(super) fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {
         self.normalize_rows(value, name, self.hidden)
     }
 
-    /// The normalization called `name` of rows of `width` values.
+    /// The normalization called `name` for rows with `width` values.
     pub(super) fn normalize_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let name = format!("{}{name}", self.weights.prefix);
         self.normalize_whole(value, &name, width)
     }
 
-    /// The normalization called `name` of the values of each of `heads` heads.
+    /// The normalization called `name` for each head's values.
     pub(super) fn normalize_heads(
         &mut self,
         value: &Value,
@@ -423,7 +421,7 @@ impl<'a> Layers<'a> {
         Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))
     }
 
-    /// The normalization whose whole name is `name`, of rows of `width` values.
+    /// The normalization with the full name `name`, for rows with `width` values.
     pub(super) fn normalize_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let [gain, bias] = self.norm(name, width)?;
         let attributes = vec![integer("axis", -1), float("epsilon", self.epsilon)];
@@ -437,7 +435,7 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// The normalization called `name` of a sum.
+    /// Adds and applies the normalization called `name`.
     pub(super) fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let attributes = vec![float("epsilon", self.epsilon)];
@@ -453,7 +451,7 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// The normalization called `name` of a sum, and the sum.
+    /// Adds and applies the normalization called `name`; also returns the sum.
     pub(super) fn add_norm_and_sum(&mut self, value: &Value, sum: &Value, name: &str) -> Result<[Value; 2]> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let (attributes, keep) = (vec![float("epsilon", self.epsilon)], [true, false, false, true]);
@@ -470,7 +468,7 @@ impl<'a> Layers<'a> {
         Ok([normalized, sum])
     }
 
-    /// The gain and the bias of the normalization whose whole name is `name`.
+    /// Gain and bias of the normalization with the full name `name`.
     fn norm(&mut self, name: &str, width: usize) -> Result<[Value; 2]> {
         let weight = format!("{name}.weight");
         let mut constant = |name: &str| {
@@ -501,13 +499,13 @@ impl<'a> Layers<'a> {
         Ok(self.graph.floats(name, &weight.shape, &weight.values))
     }
 
-    /// `value` in another element type, of [`data_type`].
+    /// Casts `value` to another element type, see [`data_type`].
     pub(super) fn cast(&mut self, value: &Value, to: i32) -> Value {
         self.graph.cast(value, to)
     }
 }
 
-/// The attributes of `MultiHeadAttention`.
+/// Attributes for `MultiHeadAttention`.
 pub(super) fn attention(heads: usize) -> Vec<AttributeProto> {
     vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)]
 }

@@ -2,21 +2,21 @@
 
 use crate::onnx::{GraphBuilder, Value, data_type, integer};
 
-/// The rotation of heads: the first half of the rotated values with the second half.
+/// Head rotation: pairs each value in the first half of the rotated values with one in the second half.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rotary {
-    /// The values of a head that are rotated, an even number: the first ones.
+    /// Number of rotated values per head, from the first on; even.
     pub(crate) width: usize,
-    /// The base of the frequencies (`rope_theta`).
+    /// Frequency base (`rope_theta`).
     pub(crate) base: f64,
     pub(crate) scaling: Scaling,
 }
 
-/// The adaptation of frequencies to texts that are longer than those in training.
+/// Frequency scaling for texts longer than in training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scaling {
     None,
-    /// The base times `factor`, and frequencies divided by the power 2 / width of it, for texts of all lengths.
+    /// Multiplies the base by `factor`, and divides frequencies by `factor`^(2 / width), for all text lengths.
     Ntk {
         factor: f64,
     },
@@ -27,7 +27,7 @@ pub(crate) enum Scaling {
     },
 }
 
-/// The cosines and sines of the angles of a text, a row per position.
+/// Cosines and sines for a text's angles, a row per position.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
     rotary: Rotary,
@@ -47,7 +47,7 @@ impl Rotary {
         graph.floats(&name, &[1, self.width / 2], &self.frequencies())
     }
 
-    /// The angle between neighbouring positions, by pair, in the order of operations of `transformers`.
+    /// Angle between neighbouring positions, by pair, computed in the same order as in `transformers`.
     fn frequencies(&self) -> Vec<f32> {
         let (base, divisor) = match self.scaling {
             Scaling::Ntk { factor } => (self.base * factor, factor.powf(2.0 / self.width as f64)),
@@ -63,12 +63,13 @@ impl Rotary {
 }
 
 impl Rotation {
-    /// The rotation of texts with `length` tokens, a list of one, at `positions`, a list of floats from 0.
+    /// Creates the rotation for texts with `length` tokens, a one-element list, at `positions`, a list of floats from
+    /// 0.
     pub(crate) fn new(graph: &mut GraphBuilder, rotary: Rotary, [length, positions]: [&Value; 2]) -> Self {
         let mut frequencies = rotary.constant(graph);
         if let Scaling::DynamicNtk { factor, positions } = rotary.scaling {
             let growth = growth(graph, length, factor, positions);
-            // The base is multiplied by the growth to the power of width / (width - 2).
+            // The base is multiplied by growth^(width / (width - 2)).
             let width = rotary.width as f32;
             let exponents: Vec<f32> =
                 (0..rotary.width / 2).map(|pair| -rotary.exponent(pair) * width / (width - 2.0)).collect();
@@ -87,7 +88,7 @@ impl Rotation {
         self.rotary
     }
 
-    /// Rotates the vectors of tokens, which consist of `heads`.
+    /// Rotates token vectors, which consist of `heads`.
     pub(crate) fn apply(&self, graph: &mut GraphBuilder, tokens: &Value, heads: usize) -> Value {
         let zero = graph.integers("zero", &[0]);
         let attributes = vec![
@@ -100,7 +101,7 @@ impl Rotation {
     }
 }
 
-/// The factor by which `length` tokens go beyond `positions`, scaled by `factor`; 1 for shorter texts.
+/// Growth factor for `length` tokens beyond `positions`, scaled by `factor`; 1 for shorter texts.
 fn growth(graph: &mut GraphBuilder, length: &Value, factor: f64, positions: usize) -> Value {
     let length = graph.cast(length, data_type::FLOAT);
     let mut constant = |name: &str, value: f64| graph.floats(name, &[], &[value as f32]);

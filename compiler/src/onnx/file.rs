@@ -1,4 +1,4 @@
-//! ONNX graphs on disk: each graph in a file of its own, their large weights in a shared one that the runtime maps.
+//! ONNX files: one per graph, with large weights in a shared file that the runtime maps.
 
 use std::{
     collections::HashMap,
@@ -16,16 +16,16 @@ use kivu::{
     onnx_proto::{EXTERNAL, ModelProto, StringStringEntryProto, TensorProto},
 };
 
-/// The name of the file that holds the large weights.
+/// File name for large weights.
 pub const WEIGHTS: &str = "weights.bin";
 
-/// Weights of at least this many bytes are stored in [`WEIGHTS`].
+/// Minimum size in bytes for storing weights in [`WEIGHTS`].
 ///
 /// Mapped weights are neither read nor copied when a session is created: all-MiniLM-L6-v2 in int8 loads in 14 ms, and
 /// in 44 ms with its weights inside the graph.
 const EXTERNAL_BYTES: usize = 1024;
 
-/// Offsets of weights are multiples of this, for aligned SIMD loads.
+/// Weight alignment in bytes, for aligned SIMD loads.
 const ALIGNMENT: usize = 64;
 
 /// Writes `model` as `folder/name` and its large weights as `folder/weights.bin`.
@@ -33,8 +33,8 @@ pub fn write(model: ModelProto, folder: &Path, name: &str) -> Result<()> {
     write_all([(name, model)], folder)
 }
 
-/// Writes models as files of the given names in `folder`, and the large weights of all of them as
-/// `folder/weights.bin`. Equal weights are stored once.
+/// Writes models as files with the given names in `folder`, and their large weights as `folder/weights.bin`. Equal
+/// weights are stored once.
 pub fn write_all<'a>(models: impl IntoIterator<Item = (&'a str, ModelProto)>, folder: &Path) -> Result<()> {
     let path = folder.join(WEIGHTS);
     let unwritable = || Error::io(format!("cannot write `{}`", path.display()));
@@ -51,16 +51,16 @@ pub fn write_all<'a>(models: impl IntoIterator<Item = (&'a str, ModelProto)>, fo
     weights.file.flush().map_err(unwritable())
 }
 
-/// The file of large weights while it is written.
+/// The weights file while it is written.
 struct WeightsFile {
     file: BufWriter<fs::File>,
     end: usize,
-    /// The offsets of the weights that are stored already, by the hash of their bytes.
+    /// Offsets of stored weights, by hash.
     offsets: HashMap<blake3::Hash, usize>,
 }
 
 impl WeightsFile {
-    /// Moves the data of `tensor` into the file.
+    /// Moves `tensor`'s data into the file.
     fn move_out(&mut self, tensor: &mut TensorProto) -> std::io::Result<()> {
         let data = std::mem::take(&mut tensor.raw_data);
         let hash = blake3::hash(&data);
@@ -80,7 +80,7 @@ impl WeightsFile {
         Ok(())
     }
 
-    /// Writes `data` at the next aligned offset, which is returned.
+    /// Writes `data` at the next aligned offset, and returns the offset.
     fn append(&mut self, data: &[u8]) -> std::io::Result<usize> {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.file.write_all(&[0; ALIGNMENT][..offset - self.end])?;
@@ -90,7 +90,7 @@ impl WeightsFile {
     }
 }
 
-/// Reads the ONNX file at `path` with all its weights, including those in other files of its folder.
+/// Reads the ONNX file at `path` with all its weights, including weights in other files in its folder.
 pub fn read(path: &Path) -> Result<ModelProto> {
     let mut model = ModelProto::decode(Bytes::from(files::read(path)?))
         .map_err(|error| Error::model_because(format!("`{}` is not an ONNX file", path.display()), error))?;
@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<ModelProto> {
     Ok(model)
 }
 
-/// Moves the data of `tensor` from its file into the message. `loaded` has the files that were read before, by name.
+/// Moves `tensor`'s data from its file into the message. `loaded` caches files by name.
 fn move_in(tensor: &mut TensorProto, folder: &Path, loaded: &mut HashMap<String, Bytes>) -> Result<()> {
     let entry = |key: &str| {
         tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())

@@ -9,17 +9,17 @@ use kivu::onnx_proto::{
 };
 
 const OPSET: i64 = 21;
-/// The file format that belongs to [`OPSET`].
+/// File format version that matches [`OPSET`].
 const IR_VERSION: i64 = 10;
 
 type Attributes = Vec<AttributeProto>;
 
-/// The name of a tensor in the graph.
+/// A tensor name in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value(String);
 
 impl Value {
-    /// An optional input or output that is left out.
+    /// An omitted optional input or output.
     pub fn none() -> Self {
         Self(String::new())
     }
@@ -27,7 +27,7 @@ impl Value {
 
 /// A graph under construction.
 ///
-/// The output of a node is named after its operator. A constant is added once: a second one of the same name refers to
+/// A node's output is named after its operator. A constant is added once: adding another with the same name refers to
 /// the first.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
@@ -36,12 +36,12 @@ pub struct GraphBuilder {
     nodes: usize,
     /// Model-local functions, by name; `None` if their nodes are written into the graph.
     functions: Option<BTreeMap<String, FunctionProto>>,
-    /// Whether this is the body of a function, whose constants are nodes.
+    /// Whether this is a function body, in which constants are nodes.
     is_body: bool,
 }
 
 impl GraphBuilder {
-    /// A graph that calls model-local functions of the domain `kivu`, for engines that know them by name.
+    /// Creates a graph that calls model-local functions in the domain `kivu`, for engines that know them by name.
     pub fn with_functions() -> Self {
         Self { functions: Some(BTreeMap::new()), ..Self::default() }
     }
@@ -51,7 +51,7 @@ impl GraphBuilder {
         self.functions.is_some()
     }
 
-    /// Adds the nodes of `body`: as a call of the function `name` if this graph has functions, and else one by one.
+    /// Adds `body`'s nodes: as a call to the function `name` if this graph has functions, or else one by one.
     pub fn function<const INPUTS: usize>(
         &mut self,
         name: &str,
@@ -97,8 +97,8 @@ impl GraphBuilder {
         self.graph.output.push(value_info(name, data_type::FLOAT, axes));
     }
 
-    /// Renames `value`, the output of a node, to `name` and makes it a float output. Unlike [`GraphBuilder::output`],
-    /// this copies nothing.
+    /// Renames the node output `value` to `name` and makes it a float output. Unlike [`GraphBuilder::output`], this
+    /// copies nothing.
     pub fn expose(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
         for node in &mut self.graph.node {
             let names = node.input.iter_mut().chain(&mut node.output);
@@ -134,7 +134,7 @@ impl GraphBuilder {
         self.constant(tensor(name, data_type::UINT8, shape, values.to_vec()))
     }
 
-    /// Adds a list of integers: axes, sizes, bounds.
+    /// Adds an INT64 list: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant(tensor(name, data_type::INT64, &[values.len()], bytes))
@@ -151,27 +151,26 @@ impl GraphBuilder {
         Value(name)
     }
 
-    /// Adds a node of a standard operator with one output.
+    /// Adds a node with a standard operator and one output.
     pub fn node(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
         let output = self.fresh(operator);
         self.push(["", operator], inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
-    /// `value` in another element type, of [`data_type`].
+    /// Casts `value` to another element type, see [`data_type`].
     pub fn cast(&mut self, value: &Value, to: i32) -> Value {
         self.node("Cast", &[value], vec![integer("to", i64::from(to))])
     }
 
-    /// Adds a node of one of ONNX Runtime's own operators with one output.
+    /// Adds a node with an ONNX Runtime operator and one output.
     pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
         let output = self.fresh(operator);
         self.push([MICROSOFT, operator], inputs, vec![output.clone()], attributes);
         Value(output)
     }
 
-    /// Adds a node of one of ONNX Runtime's own operators with several outputs; those that `keep` marks `false` are
-    /// left out.
+    /// Adds a node with an ONNX Runtime operator and several outputs; omits outputs with `false` in `keep`.
     pub fn several<const OUTPUTS: usize>(
         &mut self,
         operator: &str,
@@ -192,7 +191,7 @@ impl GraphBuilder {
         parts.map(Value)
     }
 
-    /// Cuts `value` into parts of the given lengths along its last axis.
+    /// Cuts `value` into parts with the given lengths along its last axis.
     pub fn split_into<const PARTS: usize>(
         &mut self,
         value: &Value,
@@ -206,8 +205,8 @@ impl GraphBuilder {
         parts.map(Value)
     }
 
-    /// The values of `body` for each index below the scalar `count`, along a new first axis. The body reads values of
-    /// this graph by name, and its index is a scalar.
+    /// Runs `body` for each index below the scalar `count` and stacks the results along a new first axis. The body
+    /// reads this graph's values by name, and its index is a scalar.
     pub fn repeat(&mut self, count: &Value, body: impl FnOnce(&mut Self, &Value) -> Value) -> Value {
         let name = self.fresh("Loop");
         let [index, before, after] = ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
@@ -310,7 +309,7 @@ pub fn integer(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
 }
 
-/// An attribute with a list of integers.
+/// An integer list attribute.
 pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
     let ints = values.to_vec();
     AttributeProto { name: name.into(), ints, r#type: attribute_type::INTS, ..AttributeProto::default() }
@@ -327,12 +326,12 @@ pub fn string(name: &str, value: &'static str) -> AttributeProto {
     AttributeProto { name: name.into(), s, r#type: attribute_type::STRING, ..AttributeProto::default() }
 }
 
-/// An axis of any length.
+/// An axis with any length.
 pub fn any(name: &str) -> Dimension {
     Dimension::DimParam(name.into())
 }
 
-/// An axis of a fixed length.
+/// An axis with a fixed length.
 pub fn fixed(length: usize) -> Dimension {
     Dimension::DimValue(length as i64)
 }

@@ -1,15 +1,15 @@
-//! The stack machine of pickles, with the instructions that build dictionaries, tuples and tensors.
+//! The pickle stack machine, with the instructions that build dictionaries, tuples and tensors.
 
 use std::{collections::HashMap, rc::Rc};
 
 use super::tensor::{Kind, Storage, Tensor};
 use kivu::error::{Error, Result};
 
-/// The limit of values on the stack, in the memo and in containers.
+/// Maximum number of values on the stack, in the memo and in containers.
 const MAX_VALUES: usize = 1 << 18;
-/// The limit of tuples in tuples.
+/// Maximum depth of nested tuples.
 const MAX_DEPTH: u8 = 8;
-/// A function or a type of Python that a pickle may name.
+/// A Python function or type that a pickle may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Global {
     OrderedDict,
@@ -41,7 +41,7 @@ impl Global {
     }
 }
 
-/// A value on the stack. Containers that may change are in [`Machine::containers`].
+/// A stack value. Containers that may change are in [`Machine::containers`].
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Mark,
@@ -49,7 +49,7 @@ pub(super) enum Value {
     Bool(bool),
     Int(i64),
     Text(Rc<str>),
-    /// The values and the depth of nesting.
+    /// The values and the nesting depth.
     Tuple(Rc<[Self]>, u8),
     Container(usize),
     Global(Global),
@@ -57,7 +57,7 @@ pub(super) enum Value {
     Tensor(Rc<Tensor>),
 }
 
-/// The values of a container; none if the pickle is another object.
+/// A container's values; `None` if the pickle is another object.
 pub(super) struct Object(Option<Vec<Value>>);
 
 impl Object {
@@ -66,25 +66,25 @@ impl Object {
         self.0.as_deref().ok_or_else(other)
     }
 
-    /// The keys and values of a dictionary.
+    /// A dictionary's keys and values.
     pub(super) fn items(&self) -> Result<impl Iterator<Item = &[Value; 2]>> {
         Ok(self.values()?.as_chunks().0.iter())
     }
 }
 
-/// The state of a pickle's program.
+/// A pickle program's state.
 pub(super) struct Machine<'a> {
     rest: &'a [u8],
     stack: Vec<Value>,
     memo: HashMap<u32, Value>,
     /// Dictionaries: keys and values in turn. Lists: values.
     containers: Vec<Vec<Value>>,
-    /// The number of values in containers.
+    /// Total number of values in containers.
     contained: usize,
 }
 
 impl<'a> Machine<'a> {
-    /// The object of a pickle, and the bytes after it.
+    /// Runs a pickle; returns its object and the bytes after it.
     pub(super) fn run(pickle: &'a [u8]) -> Result<(Object, &'a [u8])> {
         let mut machine = Self {
             rest: pickle,
@@ -113,7 +113,7 @@ impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<bool> {
         match self.byte()? {
             b'.' => return Ok(false),
-            // PROTO and FRAME, which need no action.
+            // PROTO and FRAME need no action.
             0x80 => self.skip(1)?,
             0x95 => self.skip(8)?,
             b'(' => self.stack.push(Value::Mark),
@@ -200,7 +200,7 @@ impl<'a> Machine<'a> {
                 self.stack.push(Value::Storage(Rc::new(storage)));
             }
             b'R' => self.call()?,
-            // The attributes of a dictionary, `_metadata`.
+            // A dictionary's attributes, `_metadata`.
             b'b' => drop(self.pop()?),
             other => {
                 return Err(Error::model(format!(
@@ -243,14 +243,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// LONG1: an integer of any length, of which 8 bytes are supported.
+    /// LONG1: an arbitrary-length integer; up to 8 bytes are supported.
     fn long(&mut self) -> Result<()> {
         let length = self.byte()?.into();
         let bytes = self.take(length)?;
         let sign = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
         let mut value = if sign { [0xff; 8] } else { [0; 8] };
         let target =
-            value.get_mut(..length).ok_or_else(|| Error::model("expected integers of 64 bits at most"))?;
+            value.get_mut(..length).ok_or_else(|| Error::model("expected integers with at most 64 bits"))?;
         target.copy_from_slice(bytes);
         self.stack.push(Value::Int(i64::from_le_bytes(value)));
         Ok(())
@@ -305,7 +305,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// REDUCE: a call of one of the functions of [`Global`].
+    /// REDUCE: a call to a [`Global`] function.
     fn call(&mut self) -> Result<()> {
         let (arguments, function) = (self.pop()?, self.pop()?);
         let (Value::Tuple(arguments, _), Value::Global(function)) = (arguments, function) else {
@@ -323,7 +323,7 @@ impl<'a> Machine<'a> {
                     others @ ..,
                 ],
             ) => {
-                // Whether gradients are required, hooks, and properties of the tensor, such as `neg`, which changes signs.
+                // Required gradients, hooks, and tensor properties such as `neg`, which changes signs.
                 let is_empty = |value: &Value| match value {
                     Value::None => true,
                     Value::Container(index) => self.containers[*index].is_empty(),
@@ -355,7 +355,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// The storage of a persistent id: `('storage', type, key, location, length)`.
+/// Parses a persistent id into a storage: `('storage', type, key, location, length)`.
 fn storage(id: &Value) -> Result<Storage> {
     let Value::Tuple(id, _) = id else { return Err(underflow()) };
     let [Value::Text(_), Value::Global(Global::Storage(kind)), Value::Text(key), _, length, view @ ..] =
@@ -390,5 +390,5 @@ pub(super) fn truncated() -> Error {
 }
 
 pub(super) fn underflow() -> Error {
-    Error::model("expected the values of an instruction of the pickle, but found others")
+    Error::model("expected operands that fit the pickle's instruction, but found others")
 }

@@ -1,8 +1,8 @@
-//! `pytorch_model.bin`: a pickle, which describes tensors, and their storages; in a ZIP archive, or before PyTorch 1.6 one
-//! after the other.
+//! `pytorch_model.bin`: a pickle, which describes tensors, and their storages; in a ZIP archive, or consecutive before
+//! PyTorch 1.6.
 //!
-//! A pickle is a program for a stack machine that may call any function of Python. This reader executes none: it has
-//! the instructions that build dictionaries, tuples and tensors, and refuses everything else.
+//! A pickle is a program for a stack machine that may call any Python function. This reader calls none: it supports the
+//! instructions that build dictionaries, tuples and tensors, and refuses everything else.
 
 mod machine;
 mod tensor;
@@ -22,21 +22,21 @@ use self::{
 };
 use kivu::error::{Error, Result};
 
-/// The limit of a pickle, a hundred times that of large models.
+/// Maximum pickle size, a hundred times larger than in large models.
 const MAX_PICKLE_BYTES: u64 = 64 * 1024 * 1024;
-/// Tensors that share storages may have this multiple of their values: tied weights have up to four names.
+/// Maximum ratio of tensor values to storage values: tied weights have up to four names.
 const MAX_SHARING: usize = 4;
 
-/// Values by the name of their tensor.
+/// Values by tensor name.
 type Weights = BTreeMap<String, Values>;
 
 /// Tensors with their names.
 type Tensors = Vec<(Rc<str>, Tensor)>;
 
-/// The beginning of a checkpoint of PyTorch before 1.6: pickles of a magic number and of a version.
+/// Prefix of checkpoints before PyTorch 1.6: pickled magic number and version.
 const LEGACY: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
 
-/// Reads the tensors of a checkpoint; those of integers are left out.
+/// Reads a checkpoint's tensors; integer tensors are left out.
 pub(super) fn read(file: &[u8]) -> Result<Weights> {
     match file.strip_prefix(LEGACY) {
         Some(rest) => read_legacy(rest),
@@ -61,7 +61,7 @@ fn read_archive(file: &[u8]) -> Result<Weights> {
     weights(tensors, |key, size| entry(&mut archive, &format!("{folder}data/{key}"), size).map(Cow::Owned))
 }
 
-/// Pickles of the system, of the tensors and of the storages' keys, and then the storages, each after its length.
+/// Pickles for the system, the tensors and the storage keys, and then the storages, each after its length.
 fn read_legacy(file: &[u8]) -> Result<Weights> {
     let (system, file) = Machine::run(file)?;
     if !system
@@ -77,7 +77,7 @@ fn read_legacy(file: &[u8]) -> Result<Weights> {
     let mut storages = HashMap::new();
     for key in keys.values()? {
         let Value::Text(key) = key else { return Err(underflow()) };
-        // Without a tensor, the length of its values is unknown.
+        // Without a tensor, the byte length of its values is unknown.
         let unused = || Error::model(format!("expected a tensor with the storage `{key}`, but found none"));
         let storage = kinds.get(&**key).ok_or_else(unused)?;
         let (length, rest) = file.split_first_chunk().ok_or_else(truncated)?;
@@ -90,7 +90,7 @@ fn read_legacy(file: &[u8]) -> Result<Weights> {
     weights(tensors, |key, _| storages.get(key).copied().map(Cow::Borrowed).ok_or_else(truncated))
 }
 
-/// The values of all tensors, from storages whose bytes `read` returns, given their key and size.
+/// Values for all tensors, from storages that `read` returns as bytes, given key and size.
 fn weights<'a>(
     tensors: Tensors,
     mut read: impl FnMut(&str, u64) -> Result<Cow<'a, [u8]>>,
@@ -133,7 +133,7 @@ fn weights<'a>(
     Ok(weights)
 }
 
-/// The contents of a file in the archive, which must not be compressed: nothing expands.
+/// Contents of an archive entry, which must not be compressed: nothing expands.
 fn entry(archive: &mut ZipArchive<Cursor<&[u8]>>, name: &str, max: u64) -> Result<Vec<u8>> {
     let damaged = |error| Error::model_because(format!("cannot read `{name}` in the archive"), error);
     let file = archive.by_name(name).map_err(damaged)?;
@@ -158,7 +158,7 @@ fn big_endian() -> Error {
     Error::model("expected values in little-endian order, but found another order")
 }
 
-/// The tensors of a pickled dictionary by their names, and the bytes after the pickle.
+/// Parses a pickled dictionary into named tensors; also returns the bytes after the pickle.
 pub(super) fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
     let (object, rest) = Machine::run(pickle)?;
     let mut names = HashSet::new();
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn nothing_but_tensors_is_read() {
-        // A call of `posix.system`, as in attacks.
+        // A call to `posix.system`, as in attacks.
         let call = refusal(b"\x80\x02cposix\nsystem\nX\x02\0\0\0ls\x85R.");
         // `torch.storage._load_from_bytes` would run a pickle in a pickle.
         let nested = refusal(b"\x80\x02ctorch.storage\n_load_from_bytes\nX\x01\0\0\0a\x85R.");
@@ -237,14 +237,14 @@ mod tests {
         expected a tensor for `a`, but found another object
         expected a dictionary of tensors, but found another object
         expected the end of the pickle, but found the end of the file
-        expected the values of an instruction of the pickle, but found others
+        expected operands that fit the pickle's instruction, but found others
         ");
         let packed = archive(b"\x80\x02}.", CompressionMethod::Deflated);
         insta::assert_snapshot!(read(&packed).unwrap_err(), @"expected `a/data.pkl` in the archive not to be compressed");
         insta::assert_snapshot!(read(b"hello").unwrap_err(), @"expected a checkpoint of PyTorch");
     }
 
-    /// A pickle with a tensor of four values, with other parts of its storage's id, and other arguments.
+    /// A pickled tensor with four values, varying its storage id and arguments.
     fn pickled(names: &[&[u8]], view: &[u8], arguments: &[u8]) -> Vec<u8> {
         let mut pickle = b"\x80\x02}".to_vec();
         for name in names {
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(read(pickled(&[b"a", b"b"], b"", b"")).unwrap().len(), 2);
         assert_eq!(read(pickled(&[b"a"], b"N", b"N")).unwrap().len(), 1);
         assert_eq!(read(pickled(&[b"a"], b"", b"}")).unwrap().len(), 1);
-        // Python keeps the last one of equal names; `neg` changes signs; the storage is the first value of another.
+        // Python keeps the last among equal names; `neg` changes signs; the storage is the first value in another.
         let twice = pickled(&[b"a", b"a"], b"", b"");
         let negative = pickled(&[b"a"], b"", b"}X\x03\0\0\0neg\x88s");
         let part = pickled(&[b"a"], b"(X\x01\0\0\x001K\0K\x01t", b"");

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use kivu::error::{Error, Result};
 
-/// The shape of a tensor and its values, row-major.
+/// A tensor's shape and its values, row-major.
 pub(super) type Values = (Vec<usize>, Vec<f32>);
 
-/// The type of a storage's values.
+/// Value type in a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     F16,
@@ -43,17 +43,17 @@ impl Kind {
     }
 }
 
-/// The values of one or more tensors.
+/// Values shared by one or more tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Storage {
     pub(super) kind: Kind,
-    /// The name of its file.
+    /// Its file name.
     pub(super) key: Rc<str>,
-    /// The number of values.
+    /// Number of values.
     pub(super) len: usize,
 }
 
-/// A tensor whose values are in a storage.
+/// A tensor with its values in a storage.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(super) storage: Storage,
@@ -63,7 +63,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// The number of values, each of which is in the storage.
+    /// Number of values; checks that each is in the storage.
     pub(super) fn len(&self) -> Result<usize> {
         let invalid = || {
             Error::model(format!(
@@ -80,15 +80,15 @@ impl Tensor {
             self.shape.iter().zip(&self.strides).try_fold(self.offset, |last, (axis, stride)| {
                 last.checked_add((axis - 1).checked_mul(*stride)?)
             });
-        // More values than the storage has would repeat them.
+        // More values than in the storage would repeat them.
         let is_inside = last.is_some_and(|last| last < self.storage.len) && len <= self.storage.len;
         if is_inside && self.shape.len() == self.strides.len() { Ok(len) } else { Err(invalid()) }
     }
 
-    /// The values, from a storage that has all of them.
+    /// Reads the values from a storage that contains all of them.
     pub(super) fn read(&self, bytes: &[u8]) -> Values {
         let (kind, width) = (self.storage.kind, self.storage.kind.bytes());
-        // Other axes of a tensor without values may be of any length.
+        // In a tensor without values, other axes may have any length.
         if self.shape.contains(&0) {
             return (self.shape.clone(), Vec::new());
         }

@@ -1,28 +1,28 @@
-//! The results of a model for a sample text, and their similarities.
+//! A model's results for a sample text, and their similarities.
 
 use kivu::{
     backend::native::Query,
     pipeline::{pooling::cosine, sparse::SparseVector},
 };
 
-/// The labels of entities in the sample texts.
+/// Entity labels in the sample texts.
 pub(super) const LABELS: [&str; 8] =
     ["person", "organization", "location", "date", "product", "event", "email address", "phone number"];
 
-/// The result of a model for a text, at one of its outputs.
+/// A model's result for a text, at one output.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
-    /// A dense vector, or the scores of labels.
+    /// A dense vector, or label scores.
     Vector(Vec<f32>),
     Sparse(SparseVector),
     MultiVector(MultiVectors),
 }
 
-/// The vectors of a text for late interaction, of length 1, each with `width` values.
+/// A text's vectors for late interaction, normalized, each with `width` values.
 #[derive(Clone, Debug)]
 pub(super) struct MultiVectors {
     pub(super) document: Vec<f32>,
-    /// `None` if queries have the form of documents.
+    /// `None` if queries have the same form as documents.
     pub(super) query: Option<Vec<f32>>,
     pub(super) width: usize,
 }
@@ -32,7 +32,7 @@ impl MultiVectors {
         self.query.as_deref().unwrap_or(&self.document)
     }
 
-    /// The mean of the cosines with the vectors of another model for the same text.
+    /// Mean cosine with another model's vectors for the same text.
     fn cosine(&self, other: &Self) -> f32 {
         let all = |vectors: &Self| {
             [vectors.document.as_slice(), vectors.query.as_deref().unwrap_or_default()].concat()
@@ -51,7 +51,7 @@ impl Answer {
         }
     }
 
-    /// The cosine with the same output of another model for the same text; of multi-vectors, the mean of their cosines.
+    /// Cosine with another model's output for the same text; for multi-vectors, the mean of their cosines.
     pub(super) fn cosine(&self, other: &Self) -> f32 {
         match (self, other) {
             (Self::Vector(left), Self::Vector(right)) if left.len() == right.len() => cosine(left, right),
@@ -64,8 +64,8 @@ impl Answer {
         }
     }
 
-    /// The similarity to the same output for each of other texts, as a search ranks them: the cosine of dense vectors, the
-    /// product of sparse ones, and the mean of the largest products of the vectors of this text as a query.
+    /// Similarity to the same output for each of other texts, as in a search: cosine for dense vectors, dot product for
+    /// sparse ones, and mean maximum product (MaxSim) for multi-vectors, with this text as the query.
     pub(super) fn similarities(&self, others: &[&Self]) -> Vec<f32> {
         let similarity: Box<dyn Fn(&Self) -> f32> = match self {
             Self::Vector(_) => Box::new(|other| self.cosine(other)),
@@ -94,7 +94,7 @@ impl Answer {
         others.iter().map(|other| similarity(other)).collect()
     }
 
-    /// The share of the ten tokens with the largest weights that are the same in both, for sparse vectors.
+    /// Share of the ten top-weighted tokens common to both, for sparse vectors.
     pub(super) fn terms_kept(&self, other: &Self) -> Option<f32> {
         let (Self::Sparse(left), Self::Sparse(right)) = (self, other) else { return None };
         let [left, right] = [left, right].map(|vector| vector.clone().truncated(10).0);

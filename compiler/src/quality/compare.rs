@@ -1,4 +1,4 @@
-//! The agreement of two forms of an encoder, by their answers.
+//! Compares two forms of an encoder by their answers.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use kivu::{
     repository::manifest::{Neighbours, Quality},
 };
 
-/// The answers of both forms for one text, and their times.
+/// Both forms' answers for one text, and their times.
 pub(super) type Answers = [(Vec<Answer>, Duration); 2];
 
-/// The quality of the output at a place.
+/// Quality at an output index.
 pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Quality {
     let texts = answers.len();
     let pairs = || answers.iter().map(|[left, right]| (&left.0[output], &right.0[output]));
@@ -96,8 +96,7 @@ pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: 
     }
 }
 
-/// The share of pairs of texts, of those with different scores in the first form, that the second one ranks in the same
-/// order.
+/// Share of text pairs ranked in the same order by both forms, among pairs with different scores in the first.
 fn rank_agreement(scores: &[[f32; 2]]) -> f32 {
     let pairs =
         || scores.iter().enumerate().flat_map(|(place, one)| scores[..place].iter().map(move |it| [it, one]));
@@ -110,7 +109,7 @@ fn rank_agreement(scores: &[[f32; 2]]) -> f32 {
     }
 }
 
-/// The mean and the largest difference between the scores of both forms.
+/// Mean and maximum difference between both forms' scores.
 fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32; 2] {
     let (mut sum, mut count, mut largest) = (0.0, 0_usize, 0.0_f32);
     for (left, right) in pairs.flat_map(|(left, right)| left.iter().zip(right)) {
@@ -122,18 +121,18 @@ fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32;
     [(sum / count.max(1) as f64) as f32, largest]
 }
 
-/// The similarities of each text to all texts.
+/// Each text's similarities to all texts.
 fn similarities(answers: &[&Answer]) -> Vec<Vec<f32>> {
     answers.iter().map(|answer| answer.similarities(answers)).collect()
 }
 
-/// The mean difference between the similarities of both forms.
+/// Mean difference between both forms' similarities.
 fn score_difference([reference, found]: &[Vec<Vec<f32>>; 2]) -> f32 {
     let rows = reference.iter().zip(found);
     differences(rows.map(|(left, right)| (left.as_slice(), right.as_slice())))[0]
 }
 
-/// Compares the nearest texts of each text in both forms, by its similarities to all texts.
+/// Compares each text's nearest neighbours in both forms, by its similarities to all texts.
 fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
     let texts = forms[0].len().max(1) as f32;
     let (mut kept, mut expected, mut same) = (0, 0, 0);
@@ -146,7 +145,7 @@ fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
     Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
 }
 
-/// The ten other texts that are most similar to `text` by its similarities to all texts, the most similar first.
+/// Indices of `text`'s ten nearest other texts, by its similarities to all texts, most similar first.
 pub(crate) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
     let mut others: Vec<usize> = (0..similarities.len()).filter(|other| *other != text).collect();
     others.sort_by(|left, right| similarities[*right].total_cmp(&similarities[*left]));
@@ -199,7 +198,7 @@ mod tests {
         let Quality::Ranking { texts: 4, rank_agreement, mean_difference } = quality else {
             panic!("{quality:?}")
         };
-        // The pair of the last two has no order; the second and the third change places.
+        // The last pair is tied; the second and the third change places.
         assert!((rank_agreement - 0.8).abs() < 1e-6 && (mean_difference - 0.2).abs() < 1e-6, "{quality:?}");
     }
 

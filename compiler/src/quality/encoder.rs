@@ -1,4 +1,4 @@
-//! The quality of an encoder: the vectors or scores of both forms, compared text by text.
+//! Encoder quality: both forms' vectors or scores, compared text by text.
 
 use std::{num::NonZeroUsize, thread, time::Instant};
 
@@ -19,11 +19,11 @@ use kivu::{
     tokenizer::{Encoding, Side, Tokenizer, Truncation, Window, WindowOptions},
 };
 
-/// The vectors or the scores of the sample texts.
+/// Vectors or scores for the sample texts.
 pub(crate) type Outputs = Vec<Vec<f32>>;
 
-/// Runs all sample texts through two models, in fp32 and quantized, of the given sizes in bytes. Returns the quality of
-/// each output and the cost, and the dense vectors or scores of the second.
+/// Runs all sample texts through two models, fp32 and quantized, with the given sizes in bytes. Returns each output's
+/// quality, the cost, and the second model's dense vectors or scores.
 pub(crate) fn measure(
     models: [&EncoderModel; 2],
     bytes: [u64; 2],
@@ -55,7 +55,7 @@ pub(crate) fn measure(
         let parts = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked()));
         parts.collect::<Result<Vec<_>>>()
     })?;
-    // In the order of the texts, since the order of a sum changes its rounding.
+    // In text order, since the order changes a sum's rounding.
     let answers: Vec<&Answers> =
         (0..samples.len()).filter_map(|text| parts[text % workers].get(text / workers)).collect();
     let time = |form: usize| answers.iter().map(|answers| answers[form].1).sum();
@@ -72,7 +72,7 @@ pub(crate) fn check(model: &EncoderModel, tokenizer: &Tokenizer, settings: &Enco
     let text = SENTENCES.lines().next().unwrap_or_default();
     let sample = Sample::new(text, tokenizer, settings)?;
     let found = answer(settings, model, &sample)?;
-    // The number of values of other outputs is that of tokens or of the vocabulary.
+    // Other outputs have as many values as there are tokens, or words in the vocabulary.
     if let (EncoderSettings::TokenClassification(settings), [Answer::Vector(found)]) = (settings, &found[..])
         && found.len() != settings.labels.len() * sample.window.spans.iter().flatten().count()
     {
@@ -121,7 +121,7 @@ impl Sample {
     }
 }
 
-/// The dense vector of one text.
+/// One text's dense vector.
 pub(crate) fn vector_of(
     text: &str,
     model: &EncoderModel,
@@ -134,7 +134,7 @@ pub(crate) fn vector_of(
     }
 }
 
-/// The vectors of one text at each output, or its scores, or those of its tokens, without special tokens.
+/// One text's vectors at each output, or its scores, or token scores without special tokens.
 fn answer(settings: &EncoderSettings, model: &EncoderModel, sample: &Sample) -> Result<Vec<Answer>> {
     let encoding = &sample.window.encoding;
     let outputs = model.run(encoding)?;
@@ -153,7 +153,7 @@ fn answer(settings: &EncoderSettings, model: &EncoderModel, sample: &Sample) -> 
         EncoderSettings::ZeroShotEntities(settings) => {
             let longest = settings.max_entity_words;
             let words = read(&settings.output, longest)?.chunks_exact(LABELS.len() * longest);
-            // Without the spans that end beyond the text.
+            // Without spans that end beyond the text.
             let valid = words.take(sample.window.spans.len()).enumerate().flat_map(|(first, values)| {
                 let count = longest.min(sample.window.spans.len() - first);
                 values.chunks_exact(longest).flat_map(move |lengths| &lengths[..count])

@@ -13,7 +13,7 @@ use kivu::{
     repository::manifest::{Precision, Quality},
 };
 
-/// Texts of mixed kinds and lengths, like real traffic, one per line.
+/// Texts with mixed kinds and lengths, like real traffic, one per line.
 pub const SENTENCES: &str = include_str!("../sentences.txt");
 
 /// Texts for models that read Portuguese, one per line.
@@ -24,12 +24,12 @@ const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
 pub(super) struct Shortfall {
     /// The requirement, the measured value and their difference.
     pub(super) description: String,
-    /// The limit's key in `[quality]` of a recipe.
+    /// The limit's key in a recipe's `[quality]`.
     key: &'static str,
 }
 
 impl Shortfall {
-    /// The error of a build. `others` are precisions that lose less.
+    /// The build's error. `others` are precisions that lose less.
     pub(super) fn refusal(&self, others: &[Precision]) -> Error {
         let others: Vec<String> =
             others.iter().map(|precision| format!("`--precision {precision}`")).collect();
@@ -55,7 +55,7 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
         let (least, most) = (floor.agreement, floor.mean_difference);
         vec![
             at_least("agreement", name, agreement, least),
-            at_most("mean_difference", "a mean difference to the scores of fp32", difference, most),
+            at_most("mean_difference", "a mean score difference to fp32", difference, most),
         ]
     };
     let (texts, checks) = match *quality {
@@ -64,16 +64,11 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             let checks = vec![
                 at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
                 at_least("worst_cosine", "a worst cosine to fp32", worst_cosine, floor.worst_cosine),
-                at_least("neighbours", "a share of the ten nearest texts of fp32", kept, floor.neighbours),
-                at_least(
-                    "terms",
-                    "a share of the ten largest weights of fp32",
-                    terms.unwrap_or(1.0),
-                    floor.terms,
-                ),
+                at_least("neighbours", "a recall@10 against fp32", kept, floor.neighbours),
+                at_least("terms", "a share of fp32's top 10 weights", terms.unwrap_or(1.0), floor.terms),
                 at_most(
                     "score_difference",
-                    "a mean difference to the scores of fp32",
+                    "a mean score difference to fp32",
                     score_difference.unwrap_or(0.0),
                     floor.score_difference,
                 ),
@@ -82,32 +77,22 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
         }
         // Sample texts may have almost the same score: their order is reported only.
         Quality::Ranking { texts, mean_difference, .. } => {
-            let name = "a mean difference to the scores of fp32";
+            let name = "a mean score difference to fp32";
             (texts, vec![at_most("mean_difference", name, mean_difference, floor.mean_difference)])
         }
         Quality::Classification { texts, agreement, mean_difference } => {
-            (texts, of_labels("a share of labels equal to those of fp32", agreement, mean_difference))
+            (texts, of_labels("a label agreement with fp32", agreement, mean_difference))
         }
         Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
-            (texts, of_labels("a share of tokens with the label of fp32", agreement, mean_difference))
+            (texts, of_labels("a token label agreement with fp32", agreement, mean_difference))
         }
         Quality::ZeroShotEntities { texts, agreement, mean_difference, .. } => {
-            (texts, of_labels("a share of entities equal to those of fp32", agreement, mean_difference))
+            (texts, of_labels("an entity agreement with fp32", agreement, mean_difference))
         }
         Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
             let checks = vec![
-                at_least(
-                    "similarity",
-                    "a similarity to the translations of fp32",
-                    similarity,
-                    floor.similarity,
-                ),
-                at_least(
-                    "token_agreement",
-                    "a share of tokens equal to those of fp32",
-                    tokens,
-                    floor.token_agreement,
-                ),
+                at_least("similarity", "a similarity to fp32 translations", similarity, floor.similarity),
+                at_least("token_agreement", "a token agreement with fp32", tokens, floor.token_agreement),
             ];
             (texts, checks)
         }
@@ -164,7 +149,7 @@ mod tests {
         assert!(require(&kept(0.94), &floor).is_ok());
         insta::assert_snapshot!(
             require(&kept(0.9), &floor).unwrap_err(),
-            @"expected a share of the ten nearest texts of fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
+            @"expected a recall@10 against fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
         );
         assert!(require(&kept(0.9), &QualityFloor { neighbours: 0.89, ..floor }).is_ok());
         let ranks = |mean_difference| Quality::Ranking { texts: 300, rank_agreement: 0.9, mean_difference };

@@ -1,4 +1,4 @@
-//! An encoder in any of the engines.
+//! An encoder in any engine.
 
 use std::{num::NonZeroUsize, path::Path, sync::Arc};
 
@@ -55,11 +55,11 @@ impl EncoderModel {
         }
     }
 
-    /// The values of the output called `name`, of the given width, among `outputs`.
+    /// Values in the output called `name`, with the given width, among `outputs`.
     pub(super) fn values<'a>(&self, outputs: &'a [Tensor], name: &str, width: usize) -> Result<&'a [f32]> {
         let output = self.signature().output(name).and_then(|place| outputs.get(place));
         match output.and_then(|output| Some((output.as_fp32()?, *output.shape().last()?))) {
-            // A comparison with numbers that are not finite would hold, or not, by accident.
+            // With non-finite numbers, comparisons would hold or fail by accident.
             Some((values, found)) if found == width => match values.iter().find(|value| !value.is_finite()) {
                 None => Ok(values),
                 Some(value) => Err(Error::model(format!(
@@ -74,7 +74,7 @@ impl EncoderModel {
     }
 }
 
-/// The inputs of a graph for one text.
+/// Graph inputs for one text.
 pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>> {
     let shape = [1, encoding.len()];
     let tensor = |input: &TensorSpec| {

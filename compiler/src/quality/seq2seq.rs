@@ -1,5 +1,5 @@
-//! The quality of a model that generates texts: both forms read sample texts, and are compared step by step on the way to
-//! what the fp32 form generates.
+//! Text generator quality: both forms read sample texts and are compared step by step on the way to the fp32 form's
+//! output.
 
 use std::{
     num::NonZeroUsize,
@@ -35,22 +35,22 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// The limit of bytes in a text, to select sentences rather than paragraphs.
+/// Maximum text size in bytes, to select sentences rather than paragraphs.
 const MAX_TEXT_BYTES: usize = 260;
-/// The limits of the number of texts.
+/// Limits for the number of texts.
 const MAX_TEXTS: usize = 100;
 const MIN_TEXTS: usize = 20;
-/// The size of the fp32 weights, in bytes, from which on the number of texts decreases in proportion.
+/// fp32 weight size, in bytes, above which the number of texts decreases in proportion.
 const MAX_WEIGHT_BYTES: u64 = 200_000_000;
-/// The limit of generated tokens.
+/// Maximum number of generated tokens.
 const MAX_NEW_TOKENS: usize = 96;
-/// The token for unknown text, which models with a shortlist never generate.
+/// Unknown token, which models with a shortlist never generate.
 const UNKNOWN: u32 = 1;
-/// The timeout of one text.
+/// Timeout per text.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Translates sample texts with the graphs in two folders, in fp32 and quantized, of the given sizes in bytes. The
-/// second folder is that of the bundle, with its tokenizers and its shortlist.
+/// Translates sample texts with the graphs in two folders, fp32 and quantized, with the given sizes in bytes. The
+/// second folder is the bundle's, with its tokenizers and its shortlist.
 pub(crate) fn measure(
     runtime: Runtime,
     (folders, bytes): ([&Path; 2], [u64; 2]),
@@ -69,7 +69,7 @@ pub(crate) fn measure(
         waiter.block_on(pair.compare(text, &mut totals))?;
         progress.step();
     }
-    // Both forms run at the same time on half of the CPUs each, one text at a time.
+    // Both forms run at the same time on half the CPUs each, one text at a time.
     Ok((totals.quality(texts.len()), Comparison::new(bytes, totals.times, texts.len())))
 }
 
@@ -106,13 +106,13 @@ struct Totals {
     steps: usize,
     agreeing: usize,
     difference: f64,
-    /// The similarity without a shortlist, for models that have one.
+    /// Similarity without a shortlist, for models that have one.
     unrestricted: Option<f64>,
-    /// The time of each form.
+    /// Time per form.
     times: [Duration; 2],
 }
 
-/// A text that one form generated.
+/// One form's generated text.
 struct Output {
     /// The tokens: with a shortlist, their indices in it.
     ids: Vec<i64>,
@@ -120,11 +120,11 @@ struct Output {
     time: Duration,
 }
 
-/// A model's prediction of one step.
+/// A model's prediction in one step.
 #[derive(Clone, Copy)]
 struct Step {
     likeliest: usize,
-    /// The logarithm of the probability of the next token.
+    /// The next token's log probability.
     probability: f64,
 }
 
@@ -218,7 +218,7 @@ impl Pair {
         Ok([translation(reference)?, translation(quantized)?])
     }
 
-    /// The predictions of both forms for each step towards `target`.
+    /// Both forms' predictions for each step towards `target`.
     async fn steps(&self, sources: &SourceBatch, target: &[i64]) -> Result<[Vec<Step>; 2]> {
         let start = self.pipeline.settings().generation.decoder_start_token_id;
         let target: Arc<[i64]> = std::iter::once(start).chain(target.iter().copied()).collect();
@@ -232,7 +232,7 @@ impl Pair {
         Ok(self.run(sources, work).await?.map(|(steps, _)| steps))
     }
 
-    /// Runs `work` with the decoders of both forms at the same time. Returns the results and times.
+    /// Runs `work` with both forms' decoders at the same time. Returns the results and times.
     async fn run<T: Send + 'static>(
         &self,
         sources: &SourceBatch,
@@ -291,13 +291,13 @@ impl Totals {
     }
 }
 
-/// Twice the number of common words, in the same order, divided by the number of words in both texts.
+/// Word-level similarity: twice the longest common subsequence, divided by the total word count.
 fn similarity(left: &str, right: &str) -> f64 {
     let [left, right]: [Vec<&str>; 2] = [left, right].map(|text| text.split_whitespace().collect());
     if left.is_empty() && right.is_empty() {
         return 1.0;
     }
-    // The longest common subsequence, one row of its table at a time.
+    // Longest common subsequence, one table row at a time.
     let mut row = vec![0_usize; right.len() + 1];
     for word in &left {
         let mut diagonal = 0;

@@ -1,11 +1,11 @@
-//! The tokenizer of DeBERTa v3 from its SentencePiece model, as `transformers` converts it.
+//! DeBERTa v3's tokenizer from its SentencePiece model, converted as in `transformers`.
 
 use serde_json::{Value, json};
 
 use super::{SPACE, SentencePieces, precompiled};
 use kivu::error::{Error, Result, quoted};
 
-/// The first pieces. The last one is that of unknown characters.
+/// The first pieces. The last one is for unknown characters.
 const FIRST: [&str; 4] = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"];
 /// The token after the pieces.
 const MASK: &str = "[MASK]";
@@ -15,7 +15,7 @@ impl SentencePieces {
     pub(crate) fn deberta(&self) -> Result<Vec<u8>> {
         if !self.pieces().take(FIRST.len()).eq(FIRST) {
             return Err(Error::model(format!(
-                "expected a SentencePiece model that begins with {}, as that of DeBERTa v3 does, but found another",
+                "expected a SentencePiece model that begins with {}, as DeBERTa v3's does, but found another",
                 quoted(&FIRST)
             )));
         }

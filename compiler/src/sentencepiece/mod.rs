@@ -1,7 +1,7 @@
 //! Converts SentencePiece models to `tokenizer.json`.
 //!
-//! The ids of a SentencePiece model are not those of its translation model, which are in another file or shifted. The
-//! converted tokenizer returns the latter.
+//! A SentencePiece model's ids differ from its translation model's, which are in another file or shifted. The converted
+//! tokenizer returns the latter.
 
 mod deberta;
 mod proto;
@@ -24,31 +24,30 @@ use kivu::{
     repository::bundle::TOKENIZER,
 };
 
-/// The limit of ids, twice that of the largest known vocabularies.
+/// Maximum number of ids, twice the largest known vocabularies.
 pub(super) const MAX_IDS: usize = 1 << 21;
-/// The limit of ids without a name beyond the model's table, since some files leave out a few.
+/// Maximum number of unnamed ids beyond the model's table, since some files leave out a few.
 const MAX_UNNAMED: usize = 4096;
 /// The character for a space in pieces.
 const SPACE: &str = "▁";
-/// A character that normalized texts do not contain, so that a piece that begins with it is never found.
+/// A character that normalized texts never contain, so that a piece with this prefix never matches.
 const NEVER: char = '\u{1}';
 
-/// A SentencePiece model.
 #[derive(Debug)]
 pub(super) struct SentencePieces(ModelProto);
 
-/// The ids of a translation model.
+/// A translation model's ids.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Vocabulary {
-    /// The id of each piece.
+    /// Id per piece.
     pub(super) ids: BTreeMap<String, u32>,
-    /// The tokens that are never split: special tokens, and those of languages.
+    /// Tokens that are never split: special tokens and language tokens.
     pub(super) tokens: BTreeMap<String, Token>,
-    /// The token for pieces that are not in the vocabulary.
+    /// Token for pieces outside the vocabulary.
     pub(super) unknown: String,
-    /// The minimum number of ids of the model.
+    /// Minimum number of ids in the model.
     pub(super) size: usize,
-    /// The token that the tokenizer adds to the end of a text, one of `tokens`. For translations, the pipeline adds it.
+    /// Token, one of `tokens`, that the tokenizer adds to a text's end. For translations, the pipeline adds it.
     pub(super) end: Option<&'static str>,
 }
 
@@ -56,7 +55,7 @@ pub(super) struct Vocabulary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) id: u32,
-    /// Whether it is left out of decoded texts.
+    /// Whether it is omitted from decoded texts.
     pub(super) is_special: bool,
     /// Whether it includes the spaces before it.
     pub(super) takes_left: bool,
@@ -75,7 +74,7 @@ impl Token {
 pub(super) struct BuiltTokenizer {
     /// The `tokenizer.json`.
     pub(super) json: Vec<u8>,
-    /// Ids of the tokenizer that the translation model does not have.
+    /// Tokenizer ids that the translation model lacks.
     pub(super) unknown_tokens: Option<UnknownTokens>,
 }
 
@@ -115,7 +114,7 @@ impl SentencePieces {
         self.0.pieces.iter().map(|piece| piece.piece.as_str())
     }
 
-    /// The tokenizer for the ids of `vocabulary`.
+    /// Builds the tokenizer for `vocabulary`'s ids.
     pub(super) fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<BuiltTokenizer> {
         let unknown = vocabulary.tokens.get(&vocabulary.unknown).map(|token| token.id).ok_or_else(|| {
             Error::model(format!("expected `{}` in the vocabulary, but found none", vocabulary.unknown))
@@ -135,8 +134,8 @@ impl SentencePieces {
         Ok(BuiltTokenizer { json, unknown_tokens })
     }
 
-    /// A unigram model, whose ids are indices of a list. Ids without a piece get a name that no text contains; pieces
-    /// without an id are appended to the list.
+    /// A unigram model; its ids are list indices. Ids without a piece get a name that no text contains; pieces without
+    /// an id are appended to the list.
     fn unigram(&self, vocabulary: &Vocabulary, unknown: u32) -> (Value, Option<UnknownTokens>) {
         let mut list: Vec<(String, f32)> =
             (0..vocabulary.length()).map(|id| (format!("{NEVER}{id}"), 0.0)).collect();
@@ -158,7 +157,7 @@ impl SentencePieces {
         (model, unknown_tokens)
     }
 
-    /// A BPE model, in which pieces without an id have that of the unknown token.
+    /// A BPE model; pieces without an id get the unknown token's id.
     fn byte_pairs(&self, vocabulary: &Vocabulary, unknown: u32) -> Value {
         let mut ids = vocabulary.all();
         for SentencePiece { piece, .. } in self.normal() {
@@ -170,7 +169,7 @@ impl SentencePieces {
         })
     }
 
-    /// The pairs that are merged to pieces, ordered by the score of the piece.
+    /// Merges that yield pieces, ordered by the piece's score.
     fn merges(&self) -> Vec<[&str; 2]> {
         let ranks: HashMap<&str, usize> =
             self.normal().enumerate().map(|(rank, piece)| (piece.piece.as_str(), rank)).collect();
@@ -192,7 +191,7 @@ impl SentencePieces {
         self.0.trainer_spec.as_ref().is_some_and(|trainer| trainer.byte_fallback)
     }
 
-    /// The pieces that occur in texts, those for bytes included.
+    /// Pieces that occur in texts, including byte pieces.
     fn normal(&self) -> impl Iterator<Item = &SentencePiece> {
         let is_normal = |piece: &&SentencePiece| {
             matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED | BYTE)) && !piece.piece.is_empty()
@@ -211,7 +210,7 @@ impl SentencePieces {
         json!({"type": "Sequence", "normalizers": steps})
     }
 
-    /// The tokens that are found in a text before it is split into pieces.
+    /// Tokens found in a text before it is split into pieces.
     fn added_tokens(&self, vocabulary: &Vocabulary) -> Vec<Value> {
         let defined = self.0.pieces.iter().filter(|piece| piece.r#type == Some(USER_DEFINED));
         let defined = defined.filter_map(|SentencePiece { piece, .. }| {
@@ -233,7 +232,7 @@ impl SentencePieces {
     }
 }
 
-/// The normalization by the model's map of characters, if it has one.
+/// Normalization by the model's character map, if it has one.
 fn precompiled(model: &ModelProto) -> Option<Value> {
     let map = model.normalizer_spec.as_ref().map(|spec| &spec.precompiled_charsmap);
     let map = map.filter(|map| !map.is_empty())?;
@@ -241,7 +240,7 @@ fn precompiled(model: &ModelProto) -> Option<Value> {
 }
 
 impl Vocabulary {
-    /// Refuses ids that are too large for the number of names, since the size of lists depends on the largest id.
+    /// Refuses ids too large for the number of names, since list sizes depend on the largest id.
     pub(super) fn checked(self) -> Result<Self> {
         let names = self.ids.len() + self.tokens.len();
         let limit = (2 * names + MAX_UNNAMED).max(self.size).min(MAX_IDS);
@@ -254,7 +253,7 @@ impl Vocabulary {
         }
     }
 
-    /// All ids by name. Ids without a name get one that no text contains.
+    /// All ids by name. Unnamed ids get a name that no text contains.
     fn all(&self) -> BTreeMap<String, u32> {
         let tokens = self.tokens.iter().map(|(content, token)| (content, token.id));
         let pieces = self.ids.iter().map(|(piece, id)| (piece, *id));
@@ -263,13 +262,13 @@ impl Vocabulary {
         (0..self.length() as u32).map(|id| (name(id), id)).collect()
     }
 
-    /// The number of ids.
+    /// Number of ids.
     fn length(&self) -> usize {
         let ids = self.ids.values().copied().chain(self.tokens.values().map(|token| token.id));
         ids.max().map_or(0, |id| id as usize + 1).max(self.size)
     }
 
-    /// A tokenizer that only decodes.
+    /// Builds a decode-only tokenizer.
     pub(super) fn decoder(&self) -> Result<Vec<u8>> {
         let model = json!({"type": "WordLevel", "vocab": self.all(), "unk_token": self.unknown});
         let no_pieces = SentencePieces(ModelProto::default());
@@ -277,7 +276,7 @@ impl Vocabulary {
     }
 }
 
-/// A `tokenizer.json`, whose texts end with the token `end`, if there is one.
+/// Writes a `tokenizer.json` that appends the token `end`, if there is one.
 fn to_json(
     model: &Value,
     normalizer: &Value,

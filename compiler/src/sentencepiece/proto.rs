@@ -1,4 +1,6 @@
-//! Messages of [`sentencepiece_model.proto`](https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto), with the used fields.
+//! Messages from
+//! [`sentencepiece_model.proto`](https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto),
+//! with the used fields.
 
 use bytes::Bytes;
 use prost::Message;

@@ -1,4 +1,4 @@
-//! The tokenizer of XLM-RoBERTa from its SentencePiece model, as `transformers` converts it.
+//! XLM-RoBERTa's tokenizer from its SentencePiece model, converted as in `transformers`.
 
 use serde_json::{Value, json};
 

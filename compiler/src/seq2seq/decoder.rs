@@ -1,4 +1,4 @@
-//! The decoder's graph: from one token to the logits of the next one and the state of the next step.
+//! The decoder's graph: from one token to the next token's logits and the next step's state.
 
 use super::{
     model::{Distances, Memory, Positions, Seq2SeqModel, Sinusoids},
@@ -12,10 +12,10 @@ use crate::{
 };
 use kivu::{error::Result, repository::manifest::Precision};
 
-/// Writes the decoder of `model`.
+/// Writes `model`'s decoder.
 ///
-/// A step reads all weights for one row or a few, so that reading them dominates its time. Quantization in blocks, whose
-/// kernels are made for this case, measured fastest and is the most exact.
+/// A step reads all weights for one or a few rows, so reading them dominates its time. Block quantization, with kernels
+/// made for this case, measured fastest and is the most exact.
 pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let of_layers = match precision {
         Precision::Fp32 => Precision::Fp32,
@@ -41,7 +41,7 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
     Ok(writer.layers.graph.finish(&model.architecture))
 }
 
-/// A value that one step leaves to the next.
+/// A value carried from one step to the next.
 struct State {
     name: String,
     value: Value,
@@ -49,7 +49,7 @@ struct State {
 }
 
 impl Writer<'_> {
-    /// The vector of the step's position, if the model has one.
+    /// The step's position vector, if the model has one.
     fn step_position(&mut self, ids: &Value, position: &Value) -> Result<Option<Value>> {
         let Some(table) = self.positions_table()? else { return Ok(None) };
         let graph = &mut self.layers.graph;
@@ -64,14 +64,14 @@ impl Writer<'_> {
         Ok(Some(graph.node("Gather", &[&table, &row], vec![])))
     }
 
-    /// The values of the distances from the step's token to those before it, if the model has them.
+    /// Values for the distances from the step's token to earlier tokens, if the model has them.
     fn step_bias(&mut self, position: &Value) -> Result<Value> {
         let Positions::Distances(Distances { buckets, lengths: [_, length] }) = self.model.positions else {
             return Ok(Value::none());
         };
         let (heads, rows) = (self.model.decoder.heads, 2 * buckets.side);
         let table = &self.layers.weights.take(&Names::distances(Half::Decoder), &[rows, heads])?.values;
-        // A decoder has no tokens after its own, so that all rows are for those before. The farthest is the first.
+        // A decoder has no tokens after its own, so all rows are for earlier ones. The farthest is first.
         let buckets = Buckets { side: rows, ..buckets };
         let values: Vec<f32> = (0..heads)
             .flat_map(|head| (0..length).rev().map(move |steps| table[buckets.on_side(steps) * heads + head]))
@@ -151,7 +151,7 @@ impl Writer<'_> {
         self.end_part(stream, &output)
     }
 
-    /// Attention to the source, whose keys and values are outputs of the encoder.
+    /// Attention to the source, with keys and values from the encoder.
     fn attend_to_source(&mut self, layer: usize, stream: &Stream, mask: &Value) -> Result<Stream> {
         let Seq2SeqModel { hidden, decoder, .. } = *self.model;
         let width = decoder.width();

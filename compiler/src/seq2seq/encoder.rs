@@ -1,5 +1,5 @@
-//! The encoder's graph: from a text to the keys and values of the decoder's cross attention, and, with a shortlist, to
-//! the rows of the output matrix that the text allows.
+//! The encoder's graph: from a text to the decoder's cross-attention keys and values, and, with a shortlist, to the
+//! output matrix rows that the text allows.
 
 use super::{
     model::{Positions, Seq2SeqModel},
@@ -12,7 +12,7 @@ use crate::{
 };
 use kivu::{error::Result, repository::manifest::Precision};
 
-/// Writes the encoder of `model`.
+/// Writes `model`'s encoder.
 pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let mut writer = Writer::new(model, Half::Encoder, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
@@ -61,7 +61,7 @@ impl Writer<'_> {
         Ok(stream.input)
     }
 
-    /// The keys and values of one layer's cross attention, by head, as the decoder's attention takes them.
+    /// One layer's cross-attention keys and values, by head, in the form that the decoder's attention takes.
     fn output_keys_and_values(&mut self, layer: usize, hidden: &Value) -> Result<()> {
         let Seq2SeqModel { names, decoder, .. } = *self.model;
         let names = [Projection::Key, Projection::Value]
@@ -79,7 +79,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The rows of the output matrix, and of its bias, for the tokens of the shortlist.
+    /// Rows from the output matrix and its bias for the shortlisted tokens.
     fn output_matrix(&mut self) -> Result<()> {
         let shortlist = self.layers.graph.input("shortlist", &["columns"]);
         let model = self.model;

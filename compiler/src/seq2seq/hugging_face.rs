@@ -1,4 +1,4 @@
-//! Opens the models that `transformers` saves as the sources of bundles.
+//! Opens models saved by `transformers` as bundle sources.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -32,7 +32,7 @@ use kivu::{
     },
 };
 
-/// The `model_type`s that are supported.
+/// Supported `model_type`s.
 pub(crate) const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
 const M2M100: &str = "m2m_100";
 const MARIAN: &str = "marian";
@@ -40,22 +40,21 @@ const BART: &str = "bart";
 const MBART: &str = "mbart";
 const PEGASUS: &str = "pegasus";
 
-/// The ends of the names of architectures without another head. `Model` has no head at all: the output matrix is that
-/// of the embeddings.
+/// Class name suffixes without another head. `Model` has no head at all: the output matrix is the embedding table.
 const ARCHITECTURES: [&str; 4] = ["ForConditionalGeneration", "WithLMHeadModel", "MTModel", "Model"];
 
-/// The epsilon of the families whose files do not name it.
+/// Epsilon for families with files that do not state it.
 const EPSILON: f32 = 1e-5;
 const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
-/// The rows of BART's tables of positions that belong to no token.
+/// Rows in BART's position tables without a token.
 const UNUSED_POSITIONS: usize = 2;
 
-/// The limit of values in a table of positions, a hundred times that of the largest models.
+/// Maximum number of values in a position table, a hundred times the largest models'.
 const MAX_POSITION_VALUES: usize = 1 << 28;
 
-/// Whether `folder` has a supported model, or an encoder-decoder export of any model.
+/// Whether `folder` has a supported model, or any model's encoder-decoder export.
 ///
-/// The encoder of T5 can also be a model of its own, for embeddings.
+/// T5's encoder can also be a separate model, for embeddings.
 pub(crate) fn is_in(folder: &Path) -> bool {
     let is_encoder = |config: &ConfigFile| {
         let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
@@ -111,7 +110,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     }?;
     let source = within_vocabulary(source, sizes[0])?;
     let target = target.map(|target| within_vocabulary(target, sizes[1])).transpose()?;
-    // The limits of tokens in a source and in a target.
+    // Maximum number of tokens in a source and in a target.
     let lengths = if t5::is_described_by(config) {
         t5::lengths(config, max_tokens)?
     } else {
@@ -171,7 +170,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
 fn check_head(config: &ConfigFile) -> Result<()> {
     let architecture = config.architecture();
     let is_known = ARCHITECTURES.iter().any(|end| architecture.ends_with(end));
-    // Files that name no class are known by their type.
+    // Files without a class name are identified by type.
     if architecture == config.model_type() || (is_known && !architecture.ends_with("EncoderModel")) {
         return Ok(());
     }
@@ -181,7 +180,7 @@ fn check_head(config: &ConfigFile) -> Result<()> {
     )))
 }
 
-/// The tasks of a family, the most likely one first.
+/// A family's tasks, most likely first.
 fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
     match model_type {
         BART | PEGASUS => &[Task::Summarization, Task::TextToText],
@@ -192,7 +191,7 @@ fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
     }
 }
 
-/// An entry of `task_specific_params` for a translation, as in `translation_en_to_de`.
+/// A translation entry in `task_specific_params`, such as `translation_en_to_de`.
 struct Instruction {
     task: String,
     source: String,
@@ -200,7 +199,7 @@ struct Instruction {
     prefix: String,
 }
 
-/// The translations that T5 does after an instruction, as far as its config has them.
+/// Translations that T5 does by instruction, according to its config.
 fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
     let instruction = |(task, of_task): (String, Value)| {
         let (source, target) = task.strip_prefix("translation_")?.split_once("_to_")?;
@@ -212,7 +211,7 @@ fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
     Ok(all.into_iter().filter_map(instruction).collect())
 }
 
-/// The languages of translations after instructions, all of which have the same settings of generation.
+/// Languages for translation by instruction; all must have the same generation settings.
 fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<Languages> {
     let of_tasks = of_tasks(config)?;
     let options_of = |task: &str| {
@@ -233,12 +232,12 @@ fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<
     Ok(Languages::Instructions { pairs })
 }
 
-/// The parameters of tasks in `config.json`.
+/// Task parameters in `config.json`.
 fn of_tasks(config: &ConfigFile) -> Result<Map<String, Value>> {
     Ok(config.get("task_specific_params")?.unwrap_or_default())
 }
 
-/// The shape of a model with the given weights and numbers of source and target ids.
+/// Model shape for the given weights and source and target vocabulary sizes.
 pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, length) = (config.require_size("d_model")?, config.require_size("max_position_embeddings")?);
     let stack = |half: &str| -> Result<Stack> {
@@ -302,7 +301,7 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
     })
 }
 
-/// Refuses tables of positions that are not those of the sinusoids, but for the rounding to 16 bits.
+/// Refuses position tables that differ from the sinusoids by more than 16-bit rounding.
 fn check_sinusoids(sinusoids: &Sinusoids, weights: &Weights, hidden: usize) -> Result<()> {
     const TOLERANCE: f32 = 1e-3;
     for half in [Half::Encoder, Half::Decoder] {
@@ -320,7 +319,7 @@ fn check_sinusoids(sinusoids: &Sinusoids, weights: &Weights, hidden: usize) -> R
     Ok(())
 }
 
-/// The settings of generation in `generation_config.json`, or in `config.json` if that file does not exist.
+/// Generation settings from `generation_config.json`, or from `config.json` if that file does not exist.
 pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
     let forced = if own.is_none() { forced_tokens(config)? } else { GenerationOptions::default() };
@@ -332,14 +331,14 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     for (name, neutral) in UNSUPPORTED_OPTIONS {
         if let Some(found) = config.get::<f64>(name)?.filter(|found| *found != neutral) {
             return Err(Error::model(format!(
-                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
             )));
         }
     }
     for name in UNSUPPORTED_LISTS {
         if let Some(found) = config.get::<Value>(name)? {
             return Err(Error::model(format!(
-                "expected no `{name}` in the settings of generation, which is not supported, but found {found}"
+                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
             )));
         }
     }
@@ -353,7 +352,7 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     })
 }
 
-/// The decoder's start token, alone or as the only one of a list. Several are one for each text of a batch.
+/// The decoder's start token, alone or as a one-element list. Longer lists have one per text in a batch.
 fn start(config: &ConfigFile) -> Result<i64> {
     let ids: TokenIds = config.require_any(&["decoder_start_token_id", "bos_token_id"])?;
     match ids.as_slice() {
@@ -365,7 +364,7 @@ fn start(config: &ConfigFile) -> Result<i64> {
     }
 }
 
-/// The tokens that `transformers` forces in models without a `generation_config.json`, by the class of their config.
+/// Tokens that `transformers` forces in models without a `generation_config.json`, by config class.
 fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
     let end = match config.model_type() {
         BART | MBART => Some(2),
@@ -373,9 +372,9 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
         MARIAN => Some(0),
         _ => None,
     };
-    // A field that is `null` forces nothing.
+    // A `null` field forces nothing.
     let is_given = config.fields().contains_key("forced_eos_token_id");
-    // The name of the option in old files of BART.
+    // The option's name in old BART files.
     let forces_begin = config.model_type() == BART && config.is_set("force_bos_token_to_be_generated")?;
     let begin = if forces_begin { Some(config.get("bos_token_id")?.unwrap_or(0)) } else { None };
     Ok(GenerationOptions {
@@ -385,7 +384,7 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
     })
 }
 
-/// Options of generation that change results and are not supported, with the values that turn them off.
+/// Unsupported generation options that change results, with the values that turn them off.
 const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
     ("num_beam_groups", 1.0),
     ("diversity_penalty", 0.0),
@@ -394,7 +393,7 @@ const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
     ("penalty_alpha", 0.0),
     ("guidance_scale", 1.0),
 ];
-/// The same, of other types than numbers.
+/// The same, for types other than numbers.
 const UNSUPPORTED_LISTS: [&str; 8] = [
     "constraints",
     "exponential_decay_length_penalty",
@@ -406,24 +405,23 @@ const UNSUPPORTED_LISTS: [&str; 8] = [
     "watermarking_config",
 ];
 
-/// The options of generation among the fields of a file.
+/// Generation options among a file's fields.
 fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
     let mut names = GenerationOptions::names();
-    // Reproducible samples are a matter of requests, and the start has a setting of its own.
+    // Reproducible sampling is up to requests, and the start token has a separate setting.
     for name in ["seed", "decoder_start_token_id"] {
         names.remove(name);
     }
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
     let fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     serde_json::from_value(Value::Object(fields))
-        .map_err(|error| Error::model_because("cannot read the options of generation", error))
+        .map_err(|error| Error::model_because("cannot read the generation options", error))
 }
 
-/// The settings and the prefix of texts with which the pipeline of `transformers` for `task` runs a model whose decoder has
-/// `positions`.
+/// Settings and text prefix that the `transformers` pipeline for `task` uses; the model's decoder has `positions`.
 ///
-/// The pipelines have defaults of their own, which take precedence over those of the model. Both yield to the parameters
-/// of the task in `config.json`, but for the maximum of new tokens, which takes precedence over a length there.
+/// Pipeline defaults take precedence over the model's. Both yield to the task's parameters in `config.json`, except for
+/// the maximum number of new tokens, which takes precedence over a length there.
 fn for_pipeline(
     settings: GenerationSettings,
     config: &ConfigFile,
@@ -431,7 +429,7 @@ fn for_pipeline(
 ) -> Result<(GenerationSettings, String)> {
     const BEAMS: usize = 4;
     const NEW_TOKENS: usize = 256;
-    /// The maximum length of `transformers`, which counts as unset.
+    /// Maximum length in `transformers` that counts as unset.
     const DEFAULT_LENGTH: usize = 20;
     let of_task = of_tasks(config)?.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
     let mut defaults = settings.defaults;
@@ -440,7 +438,7 @@ fn for_pipeline(
         defaults.max_new_tokens = Some(NEW_TOKENS);
     }
     let mut merged = options(&of_task)?;
-    // A request replaces lengths in either unit; here each is a setting of its own.
+    // A request replaces lengths in either unit; here each has a separate setting.
     merged.max_length = merged.max_length.or(defaults.max_length);
     merged.max_new_tokens = merged.max_new_tokens.or(defaults.max_new_tokens);
     merged.max_length = merged.max_length.map(|length| length.min(positions + 1));
@@ -461,7 +459,7 @@ mod tests {
 
     use super::*;
 
-    /// The settings of a model with `config.json` alone.
+    /// Settings for a model with `config.json` alone.
     fn generation_of(fields: &Value) -> Result<GenerationOptions> {
         let mut config = json!({"eos_token_id": 2, "decoder_start_token_id": 2});
         config.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
@@ -532,10 +530,10 @@ mod tests {
         ];
         let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r#"
-        expected no `exponential_decay_length_penalty` in the settings of generation, which is not supported, but found [2,1.5]
-        expected no `num_beam_groups` in the settings of generation, which is not supported, but found 2
-        expected no `top_h` in the settings of generation, which is not supported, but found 0.4
-        expected no `watermarking_config` in the settings of generation, which is not supported, but found {"greenlist_ratio":0.25}
+        expected no `exponential_decay_length_penalty` in the generation settings, since it is not supported, but found [2,1.5]
+        expected no `num_beam_groups` in the generation settings, since it is not supported, but found 2
+        expected no `top_h` in the generation settings, since it is not supported, but found 0.4
+        expected no `watermarking_config` in the generation settings, since it is not supported, but found {"greenlist_ratio":0.25}
         expected one `decoder_start_token_id`, but found 2, which `transformers` takes for the texts of a batch
         "#);
     }

@@ -1,4 +1,4 @@
-//! Models with an encoder that reads a text, and a decoder that generates another, token by token.
+//! Encoder-decoder models: read a text and generate another, token by token.
 
 mod decoder;
 mod encoder;
@@ -19,12 +19,12 @@ use super::{
     weights::Weights,
 };
 
-/// Writes the encoder and the decoder of `model`, whose weights were read.
+/// Writes `model`'s encoder and decoder from weights in memory.
 pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
     Box::new(move |precision| {
         let encoder = encoder::write(&model, &weights, precision)?;
         let decoder = decoder::write(&model, &weights, precision)?;
-        // The files of students have tables that only training reads.
+        // Student files have tables that only training reads.
         if !model.is_trained_in_int8 {
             weights.check_all(is_unused)?;
         }
@@ -32,8 +32,8 @@ pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'stat
     })
 }
 
-/// Whether inference does not read the weight of this name, which has no prefix of the body: a second name of a table of
-/// words, computed positions, or a table of T5 that no version reads.
+/// Whether inference ignores the weight with this name, given without body prefix: a second name for a word table,
+/// computed positions, or a T5 table that no version reads.
 fn is_unused(name: &str) -> bool {
     const NAMES: [&str; 9] = [
         "shared.weight",

@@ -1,4 +1,4 @@
-//! The shape of a sequence-to-sequence model of any family.
+//! Sequence-to-sequence model shape, for any family.
 
 use super::names::{MT5, Names};
 use crate::{
@@ -17,9 +17,9 @@ const BIAS: &str = "final_logits_bias";
 /// An encoder, and a decoder that generates one token at a time.
 #[derive(Debug)]
 pub(crate) struct Seq2SeqModel {
-    /// The class that the weights were trained as.
+    /// Class that the weights were trained as.
     pub(crate) architecture: String,
-    /// The width of a token's vector.
+    /// Width of a token's vector.
     pub(crate) hidden: usize,
     pub(crate) encoder: Stack,
     pub(crate) decoder: Stack,
@@ -28,42 +28,42 @@ pub(crate) struct Seq2SeqModel {
     /// Whether linear layers have biases.
     pub(crate) has_biases: bool,
     pub(crate) activation: Activation,
-    /// Whether the activated half of a feed-forward part is multiplied by another.
+    /// Whether the feed-forward part multiplies its activated half by another.
     pub(crate) is_gated: bool,
     pub(crate) norms: Norms,
     pub(crate) norm: NormKind,
-    /// The epsilon of normalizations.
+    /// Normalization epsilon.
     pub(crate) epsilon: f32,
     pub(crate) positions: Positions,
-    /// The factor of embeddings before positions are added.
+    /// Factor for embeddings before positions are added.
     pub(crate) scale: f32,
     /// Whether embeddings are normalized after positions are added.
     pub(crate) normalizes_embeddings: bool,
-    /// The factor of the scores of attention; by default one divided by the root of a head's width.
+    /// Factor for attention scores; by default one divided by the root of the head width.
     pub(crate) attention_scale: Option<f32>,
-    /// The factor of the decoder's vectors before they are multiplied by the output matrix.
+    /// Factor for the decoder's vectors before the output matrix.
     pub(crate) output_scale: f32,
     pub(crate) memory: Memory,
-    /// Whether the model was trained to run in int8, with one scale for all tokens of a text.
+    /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
     pub(crate) is_trained_in_int8: bool,
-    /// Whether the input of the decoder's first step is a vector of zeros in place of a token.
+    /// Whether the decoder's first step reads a zero vector in place of a token.
     pub(crate) starts_empty: bool,
     /// Whether each text has a shortlist of tokens that can be generated.
     pub(crate) has_shortlist: bool,
 }
 
-/// The layers of an encoder or a decoder.
+/// Layers in an encoder or a decoder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stack {
     pub(crate) layers: usize,
     pub(crate) heads: usize,
-    /// The values of a head.
+    /// Head width.
     pub(crate) head: usize,
     pub(crate) intermediate: usize,
 }
 
 impl Stack {
-    /// The values of all heads.
+    /// Width of all heads together.
     pub(super) fn width(self) -> usize {
         self.heads * self.head
     }
@@ -76,18 +76,18 @@ pub(crate) struct Table {
     pub(crate) rows: usize,
 }
 
-/// The embeddings of source and target, and the output matrix; in most models they are the same.
+/// Source and target embeddings, and the output matrix; in most models they are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Tables {
     pub(crate) source: Table,
     pub(crate) target: Table,
     pub(crate) output: Table,
-    /// The whole name of the bias of the logits, if the model has one.
+    /// Full name of the logit bias, if the model has one.
     pub(crate) bias: Option<String>,
 }
 
 impl Tables {
-    /// The tables of tokens. Files of tied matrices have one of them, under any of their names.
+    /// Finds the token tables. Files with tied matrices have one of them, under any of their names.
     pub(super) fn find(
         config: &ConfigFile,
         weights: &Weights,
@@ -121,64 +121,64 @@ impl Tables {
     }
 }
 
-/// The place of normalizations.
+/// Where normalizations are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norms {
-    /// Before each part of a layer, and after the last layer.
+    /// Before each part in a layer, and after the last layer.
     Before,
-    /// After each part of a layer.
+    /// After each part in a layer.
     After,
 }
 
-/// The decoder's memory of the tokens it has generated.
+/// How the decoder remembers generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// The keys and values of all tokens.
+    /// Keys and values for all tokens.
     Attention,
-    /// One vector per layer (the SSRU of Marian's small models).
+    /// One vector per layer (SSRU, in Marian's small models).
     Recurrent,
 }
 
-/// How a model represents the positions of tokens.
+/// How a model represents token positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Positions {
-    /// By vectors that are computed, and added to embeddings.
+    /// Computed vectors, added to embeddings.
     Sinusoidal(Sinusoids),
-    /// By vectors of the model's files, a table for each half, whose first `unused` rows belong to no token.
+    /// Learned vectors, in a table for each half; the first `unused` rows have no token.
     Learned { length: usize, unused: usize },
-    /// By values for the distance of two tokens, which are added to the scores of attention in all layers.
+    /// Values per token distance, added to attention scores in all layers.
     Distances(Distances),
 }
 
-/// The values of distances between tokens.
+/// Values per token distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Distances {
     pub(crate) buckets: Buckets,
-    /// The limits of tokens in a source and in a target.
+    /// Maximum number of tokens in a source and in a target.
     pub(crate) lengths: [usize; 2],
 }
 
 /// Sinusoidal positions: sines in the first half of a vector, cosines in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sinusoids {
-    /// The number of tokens that have positions.
+    /// Number of tokens with positions.
     pub(crate) length: usize,
     pub(crate) waves: Waves,
-    /// The id that has no position, and after which positions count (M2M100); without it they count from 0.
+    /// The id without a position, after which positions count (M2M100); if `None`, they count from 0.
     pub(crate) padding: Option<i64>,
 }
 
-/// The wave lengths of the sines.
+/// Wavelengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waves {
-    /// The longest is 10000 radians: exponents are divided by one less than the number of waves.
+    /// The longest is 10000 radians: exponents are divided by the number of waves minus one.
     ToTheEnd,
-    /// The longest is one step short of that (the form in the paper).
+    /// The longest is one step short of 10000 radians (as in the paper).
     ShortOfTheEnd,
 }
 
 impl Sinusoids {
-    /// The row of a text's first token.
+    /// Row for a text's first token.
     pub(super) fn first(&self) -> i64 {
         self.padding.map_or(0, |padding| padding + 1)
     }
@@ -204,7 +204,7 @@ impl Sinusoids {
         table
     }
 
-    /// An angle, with the rounding of `transformers`, which matters from about a thousand tokens on.
+    /// An angle, rounded as in `transformers`, which matters from about a thousand tokens on.
     fn angle(&self, position: usize, place: usize, half: usize) -> f64 {
         match self.waves {
             Waves::ToTheEnd => {

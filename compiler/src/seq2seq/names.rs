@@ -1,10 +1,10 @@
-//! The names of weights in the files of the families.
+//! Weight names in each family's files.
 
 use std::fmt;
 
 pub(crate) const MT5: &str = "mt5";
 
-/// One of the two graphs.
+/// Encoder or decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {
     Encoder,
@@ -20,17 +20,17 @@ impl fmt::Display for Half {
     }
 }
 
-/// A part of a layer.
+/// A part in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Attention to the tokens of the same text.
+    /// Self-attention.
     Own,
     /// The decoder's attention to the source.
     Source,
     FeedForward,
 }
 
-/// A projection of attention.
+/// An attention projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Projection {
     Query,
@@ -39,10 +39,10 @@ pub(super) enum Projection {
     Output,
 }
 
-/// How a family names its weights, without the prefix of the body.
+/// A family's weight names, without the body prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// Those of fairseq, which most families share.
+    /// fairseq's names, which most families share.
     Fairseq,
     T5,
 }
@@ -63,8 +63,7 @@ impl Names {
         }
     }
 
-    /// The projections of a feed-forward part into its inner layer: the activated one, and the one that it is multiplied
-    /// by if the part is gated.
+    /// Projections into the feed-forward part's inner layer: the activated one, and the factor if the part is gated.
     pub(super) fn raising(self, half: Half, layer: usize, is_gated: bool) -> Vec<String> {
         let module = self.feed_forward(half, layer);
         let names: &[&str] = match (self, is_gated) {
@@ -75,7 +74,7 @@ impl Names {
         names.iter().map(|name| format!("{module}.{name}")).collect()
     }
 
-    /// The projection of a feed-forward part out of its inner layer.
+    /// Projection out of the feed-forward part's inner layer.
     pub(super) fn lowering(self, half: Half, layer: usize) -> String {
         let name = if self == Self::Fairseq { "fc2" } else { "wo" };
         format!("{}.{name}", self.feed_forward(half, layer))
@@ -88,7 +87,6 @@ impl Names {
         }
     }
 
-    /// The normalization of a part.
     pub(super) fn norm(self, half: Half, layer: usize, part: Part) -> String {
         match (self, part) {
             (Self::Fairseq, Part::Own) => format!("{half}.layers.{layer}.self_attn_layer_norm"),
@@ -110,23 +108,22 @@ impl Names {
         }
     }
 
-    /// The normalization of embeddings.
     pub(super) fn embedding_norm(half: Half) -> String {
         format!("{half}.layernorm_embedding")
     }
 
-    /// The table of learned positions.
+    /// Learned position table.
     pub(super) fn positions(half: Half) -> String {
         format!("{half}.embed_positions.weight")
     }
 
-    /// The table of the values of distances.
+    /// Distance value table.
     pub(super) fn distances(half: Half) -> String {
         format!("{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
     }
 }
 
-/// The number of the feed-forward part in a layer of T5.
+/// The feed-forward part's number in a T5 layer.
 fn last_part(half: Half) -> usize {
     if half == Half::Encoder { 1 } else { 2 }
 }

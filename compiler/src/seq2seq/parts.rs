@@ -1,4 +1,4 @@
-//! Parts that the graphs of an encoder and a decoder share: tables, positions and the parts of layers.
+//! Parts shared between encoder and decoder graphs: tables, positions and layer parts.
 //!
 //! A layer is a chain of parts (attention or memory, feed-forward), each with a residual connection. The sum at the end
 //! of a part and the next normalization are one operator, whether the family normalizes before or after its parts.
@@ -15,39 +15,39 @@ use crate::{
 };
 use kivu::{error::Result, repository::manifest::Precision};
 
-/// The block sizes that the runtime supports, the fastest first.
+/// Block sizes that the runtime supports, fastest first.
 const BLOCKS: [usize; 5] = [256, 128, 64, 32, 16];
-/// The preferred minimum of blocks in a vector, since small models need the precision.
+/// Preferred minimum number of blocks per vector, since small models need the precision.
 const MIN_BLOCKS: usize = 4;
 
-/// One of the two graphs under construction.
+/// An encoder or decoder graph under construction.
 pub(super) struct Writer<'a> {
     pub(super) model: &'a Seq2SeqModel,
     pub(super) half: Half,
     pub(super) layers: Layers<'a>,
-    /// The names of the next normalizations, in order.
+    /// Names of the next normalizations, in order.
     norms: std::vec::IntoIter<String>,
 }
 
-/// The values that pass through a stack of layers.
+/// Values that pass through a layer stack.
 pub(super) struct Stream {
-    /// The input of the next part.
+    /// The next part's input.
     pub(super) input: Value,
-    /// The residual, which the output of the next part is added to.
+    /// The residual, to which the next part's output is added.
     residual: Value,
 }
 
-/// The rows of a table as a constant.
+/// A table's rows as a constant.
 enum Rows {
     Fp32(Value),
-    /// 8-bit integers with a common scale, as in models that were trained in int8.
+    /// 8-bit integers with a common scale, as in models trained in int8.
     OneScale(Value, f32),
-    /// 8-bit integers in blocks of the given size, and the scale of each block.
+    /// 8-bit integers in blocks of the given size, and the scale per block.
     Blocks(Value, Value, usize),
 }
 
 impl<'a> Writer<'a> {
-    /// An empty graph whose linear layers are quantized to `precision`.
+    /// Creates an empty graph with linear layers quantized to `precision`.
     pub(super) fn new(
         model: &'a Seq2SeqModel,
         half: Half,
@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         Self { model, half, layers, norms: Vec::new().into_iter() }
     }
 
-    /// Begins a stack of layers that consist of `parts`.
+    /// Begins a layer stack; each layer consists of `parts`.
     pub(super) fn begin(&mut self, input: Value, layers: usize, parts: &[Part]) -> Result<Stream> {
         let Seq2SeqModel { names, norms, .. } = *self.model;
         let of_layer = |layer| parts.iter().map(move |part| (layer, *part));
@@ -93,12 +93,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The name of the next normalization. There is one for each call.
+    /// The next normalization's name. There is one for each call.
     fn norm(&mut self) -> String {
         self.norms.next().unwrap_or_default()
     }
 
-    /// The feed-forward part of a layer.
     pub(super) fn feed_forward(&mut self, layer: usize, stream: &Stream, width: usize) -> Result<Stream> {
         let Seq2SeqModel { hidden, names, is_gated, activation, .. } = *self.model;
         let raising = names.raising(self.half, layer, is_gated);
@@ -115,7 +114,7 @@ impl<'a> Writer<'a> {
         self.end_part(stream, &lowered)
     }
 
-    /// Projections of attention, by their names in the weights.
+    /// Attention projections, by their weight names.
     pub(super) fn projections<const COUNT: usize>(
         &self,
         (layer, part): (usize, Part),
@@ -124,13 +123,13 @@ impl<'a> Writer<'a> {
         projections.map(|projection| self.model.names.projection(self.half, layer, part, projection))
     }
 
-    /// The linear layers called `names` as one, each of the given numbers of inputs and outputs.
+    /// Joins the linear layers called `names`, each with the given numbers of inputs and outputs.
     pub(super) fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
         let projections = self.described(names, shape[1]);
         self.layers.project(&projections, input, shape[0])
     }
 
-    /// The same, but in int8, the values of each token are scaled separately; see [`Layers::project_by_token`].
+    /// The same, but in int8, each token's values are scaled separately; see [`Layers::project_by_token`].
     pub(super) fn linear_by_token(
         &mut self,
         names: &[String],
@@ -149,9 +148,8 @@ impl<'a> Writer<'a> {
         names.iter().map(|name| layers::Projection { name: name.clone(), outputs, has_bias }).collect()
     }
 
-    /// The projections that attention compares, which are quantized in blocks even if other layers have one scale per
-    /// output channel. In encoders that were not trained in int8, they cause most of the rounding error and take the
-    /// least time.
+    /// Projections that attention compares: quantized in blocks even if other layers have one scale per output channel.
+    /// In encoders not trained in int8, they cause most of the rounding error and take the least time.
     pub(super) fn project(&mut self, names: &[String], input: &Value, outputs: usize) -> Result<Value> {
         let precision = self.layers.precision;
         if precision == Precision::Int8 && !self.model.is_trained_in_int8 {
@@ -175,13 +173,12 @@ impl<'a> Writer<'a> {
         self.layers.graph.microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
-    /// The attributes of attention.
     pub(super) fn attention(&self, heads: usize) -> Vec<AttributeProto> {
         let scale = self.model.attention_scale.map(|scale| float("scale", scale));
         attention(heads).into_iter().chain(scale).collect()
     }
 
-    /// The sum of embeddings and positions, where the model adds them. In models that start empty, the embedding of −1 is
+    /// Adds embeddings and positions, where the model does so. In models that start empty, the embedding for −1 is
     /// zero.
     pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: Option<&Value>) -> Result<Value> {
         let rows = self.rows(table)?;
@@ -218,7 +215,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The rows of a table for hundreds of ids. The operator that gathers and dequantizes blocks in one takes 15 times
+    /// Looks up table rows for hundreds of ids. The operator that gathers and dequantizes blocks in one takes 15 times
     /// as long: 1.2 ms instead of 0.07 for 650 of 32000 rows.
     pub(super) fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
         let width = self.model.hidden as i64;
@@ -239,7 +236,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// The rows of a table as constants. In models that start empty, a row of zeros is added at the end.
+    /// A table's rows as constants. In models that start empty, a zero row is added at the end.
     fn rows(&mut self, table: &Table) -> Result<Rows> {
         let width = self.model.hidden;
         let weight = self.layers.weights.take_whole(&table.name, &[table.rows, width])?;
@@ -257,15 +254,15 @@ impl<'a> Writer<'a> {
             return Ok(Rows::OneScale(values, *first));
         }
         blocks.scales.resize(rows * width / size, 0.0);
-        // The shape of a product with all rows, so that both share the same bytes in memory.
+        // The shape for a product with all rows, so that both share the same bytes in memory.
         let values = graph.shifted_bytes(&table.name, &[rows, width / size, size], &blocks.values);
         let name = format!("{}.scales", table.name);
         let scales = graph.floats(&name, &[rows, width / size, 1], &blocks.scales);
         Ok(Rows::Blocks(values, scales, size))
     }
 
-    /// The products of `vectors` with all rows of a table, plus `bias`. The table's bytes equal those of its lookup,
-    /// and are stored once.
+    /// Products between `vectors` and all table rows, plus `bias`. The table's bytes equal its lookup's, and are stored
+    /// once.
     pub(super) fn multiply_by_all(&mut self, table: &Table, vectors: &Value, bias: &Value) -> Result<Value> {
         let width = self.model.hidden;
         let weight = self.layers.weights.take_whole(&table.name, &[table.rows, width])?;
@@ -281,7 +278,7 @@ impl<'a> Writer<'a> {
         Ok(self.layers.multiply_in_blocks(vectors, [&values, &scales, bias], shape))
     }
 
-    /// The bias of the logits.
+    /// Logit bias.
     pub(super) fn output_bias(&mut self) -> Result<Value> {
         let rows = self.model.tables.output.rows;
         let values = match &self.model.tables.bias {
@@ -291,7 +288,7 @@ impl<'a> Writer<'a> {
         Ok(self.layers.graph.floats("output.bias", &[rows], &values))
     }
 
-    /// The vectors of positions, by their numbers; `None` if the model has no such vectors.
+    /// Position vectors, by number; `None` if the model has none.
     pub(super) fn positions_table(&mut self) -> Result<Option<Value>> {
         let width = self.model.hidden;
         let (rows, values) = match self.model.positions {
@@ -306,20 +303,20 @@ impl<'a> Writer<'a> {
         Ok(Some(self.layers.graph.floats("positions", &[rows, width], &values)))
     }
 
-    /// The rows of a table in blocks of the returned size; `None` if they stay in fp32.
+    /// Quantizes a table's rows in blocks of the returned size; `None` if they stay in fp32.
     fn blocks(&self, values: &[f32]) -> Option<(quantize::Rows, usize)> {
         let size = largest_block(self.model.hidden).filter(|_| self.layers.precision != Precision::Fp32)?;
         Some((quantize::rows(values, size), size))
     }
 }
 
-/// Converts the bytes of a table to floats.
+/// Converts a table's bytes to floats.
 fn dequantize(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
     let (step, shift) = (graph.floats(name, &[], &[step]), graph.shifted_bytes("shift", &[], &[0]));
     graph.node("DequantizeLinear", &[bytes, &step, &shift], vec![])
 }
 
-/// The block size of the decoder's linear layers: the most exact for `int8-blocks`, the fastest otherwise.
+/// Block size for the decoder's linear layers: the most exact for `int8-blocks`, the fastest otherwise.
 pub(super) fn decoder_block(precision: Precision, hidden: usize) -> usize {
     match precision {
         Precision::Int8Blocks => BLOCK,
@@ -327,7 +324,7 @@ pub(super) fn decoder_block(precision: Precision, hidden: usize) -> usize {
     }
 }
 
-/// The fastest block size for vectors of `width` values.
+/// Fastest block size for vectors with `width` values.
 fn largest_block(width: usize) -> Option<usize> {
     let fits = |size: &usize| width.is_multiple_of(*size);
     let fastest = BLOCKS.into_iter().find(|size| fits(size) && width / size >= MIN_BLOCKS);

@@ -1,4 +1,4 @@
-//! T5 and mT5, of both versions.
+//! T5 and mT5, v1.0 and v1.1.
 
 use super::{
     model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables},
@@ -14,22 +14,22 @@ use kivu::error::{Error, Result};
 pub(crate) const T5: &str = "t5";
 pub(crate) use super::names::MT5;
 
-/// The limit of tokens in a source if the files name none: the length that mT5 was trained on.
+/// Maximum number of source tokens if the files state none: mT5's training length.
 const MAX_TOKENS: usize = 1024;
-/// The limit of tokens in a target. The models have none, but the values of all distances are in the graph.
+/// Maximum number of target tokens. The models have no limit, but the graph contains the values for all distances.
 const MAX_POSITIONS: usize = 4096;
-/// The limit of a tokenizer's own limit, since the scores of all pairs of tokens are in memory together.
+/// Maximum for a tokenizer's own limit, since the scores for all token pairs are in memory together.
 const MAX_TOKENIZER_LENGTH: usize = 16_384;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
 pub(crate) const EPSILON: f32 = 1e-6;
 
-/// Whether a config is that of T5 or mT5.
+/// Whether a config belongs to T5 or mT5.
 pub(super) fn is_described_by(config: &ConfigFile) -> bool {
     [T5, MT5].contains(&config.model_type())
 }
 
-/// The limits of tokens in a source and in a target.
+/// Maximum number of tokens in a source and in a target.
 pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
     let tokens = match max_tokens {
         Some(tokens) => tokens,
@@ -38,7 +38,7 @@ pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<
     Ok([tokens.clamp(1, MAX_TOKENIZER_LENGTH), MAX_POSITIONS])
 }
 
-/// The shape of a model with the given weights and limits of tokens.
+/// Model shape for the given weights and token limits.
 pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, rows) = (config.require_size("d_model")?, config.require_size("vocab_size")?);
     let [heads, head] = heads(config)?;
@@ -47,7 +47,7 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
     let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
-    // Of version 5; older ones follow the matrices.
+    // In `transformers` 5; older versions follow the matrices.
     if let Some(found) = config.get::<bool>("scale_decoder_outputs")?.filter(|found| *found != is_tied) {
         return Err(Error::model(format!(
             "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
@@ -78,12 +78,12 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     })
 }
 
-/// The number of heads and the values of each, which are not together as wide as a token's vector in all models.
+/// Number of heads and head width; together, they may differ from the width of a token's vector.
 pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
     Ok([config.require_size("num_heads")?, config.require_size("d_kv")?])
 }
 
-/// The width of feed-forward parts, whether they are gated, and their activation.
+/// Feed-forward width, whether it is gated, and its activation.
 pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;

@@ -1,4 +1,4 @@
-//! The tokenizers of models that generate texts, and the languages that their files name.
+//! Text generators' tokenizers, and the languages named by their files.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -19,23 +19,23 @@ use kivu::{
 const CONFIG: &str = "tokenizer_config.json";
 const PIECES: &str = "sentencepiece.bpe.model";
 const VOCABULARY: &str = "vocab.json";
-/// The SentencePiece model of T5 and Pegasus.
+/// T5's and Pegasus' SentencePiece model.
 const OWN_PIECES: &str = "spiece.model";
-/// The token that ends a text.
+/// End-of-text token.
 const END: &str = "</s>";
-/// Its id in the families whose ids are shifted.
+/// Its id in families with shifted ids.
 const END_ID: i64 = 2;
-/// The names of T5's sentinel tokens, which follow its pieces in descending order.
+/// Name prefix for T5's sentinel tokens, which follow its pieces in descending order.
 const BLANK: &str = "extra_id_";
-/// The default number of T5's sentinel tokens.
+/// Default number of T5 sentinel tokens.
 const BLANKS: u32 = 100;
-/// The number of ids before those of Pegasus' pieces, the first pieces of which it has itself.
+/// Number of ids before Pegasus' pieces; Pegasus defines the first pieces itself.
 const PEGASUS_OFFSET: u32 = 103;
-/// The difference of NLLB's ids to those of its SentencePiece model, which has no padding.
+/// Offset from SentencePiece ids, which lack padding, to NLLB's ids.
 const SHIFT: u32 = 1;
-/// The first ids of NLLB.
+/// NLLB's first ids.
 const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
-/// The languages of mBART-50, whose tokens follow the pieces in this order. mBART has the first of them.
+/// mBART-50's languages; their tokens follow the pieces in this order. mBART has a prefix of this list.
 const MBART_LANGUAGES: [&str; 52] = [
     "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT",
     "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK",
@@ -44,23 +44,23 @@ const MBART_LANGUAGES: [&str; 52] = [
     "te_IN", "th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
 ];
 const FIRST_MBART_LANGUAGES: usize = 25;
-/// The language of texts of mBART if the files do not name it.
+/// Default language for mBART texts.
 const MBART_LANGUAGE: &str = "en_XX";
 
-/// The tokenizers of a model.
+/// A model's tokenizers.
 pub(crate) struct Tokenizers {
-    /// The `tokenizer.json` of sources.
+    /// Source `tokenizer.json`.
     pub(crate) source: Vec<u8>,
-    /// The `tokenizer.json` of targets, if it differs.
+    /// Target `tokenizer.json`, if different.
     pub(super) target: Option<Vec<u8>>,
     pub(super) unknown_tokens: Option<UnknownTokens>,
     /// None if the files do not name them.
     pub(super) languages: Option<Languages>,
-    /// The limit of tokens in a text, if the files set one.
+    /// Maximum number of tokens per text, if the files set one.
     pub(super) max_tokens: Option<usize>,
 }
 
-/// The used fields of `tokenizer_config.json`.
+/// Used fields in `tokenizer_config.json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Config {
@@ -108,7 +108,7 @@ impl Content {
     }
 }
 
-/// The tokenizer of M2M100 or NLLB in `folder`, for a model of `size` ids.
+/// M2M100's or NLLB's tokenizer in `folder`, for a model with `size` ids.
 pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
@@ -130,7 +130,7 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         tokens.iter().filter_map(|(token, id)| Some((code(token)?, i64::from(*id)))).collect();
     if codes.is_empty() {
         return Err(Error::model(format!(
-            "expected the tokens of languages in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
+            "expected language tokens in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
             folder.display()
         )));
     }
@@ -139,8 +139,8 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
     Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
 }
 
-/// The tokenizer of mBART or mBART-50 in `folder`, for a model of `size` ids. `class` is the class of the tokenizer in
-/// `config.json`, if it names one. A model that does not translate reads texts in the language of its files.
+/// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
+/// `config.json`, if any. A model that does not translate reads texts in its files' language.
 pub(crate) fn mbart(
     folder: &Path,
     class: Option<&str>,
@@ -172,9 +172,9 @@ pub(crate) fn mbart(
     Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
 }
 
-/// The tokenizer of a multilingual model in `folder`, its tokens that are never split, and ids that the model does not
-/// have. It is built with the vocabulary that `vocabulary` returns, unless there is only a `tokenizer.json`: that was
-/// converted from the SentencePiece model, and treats some white space differently.
+/// A multilingual tokenizer in `folder`, its unsplittable tokens, and ids that the model lacks. It is built with the
+/// vocabulary that `vocabulary` returns, unless there is only a `tokenizer.json`: that was converted from the
+/// SentencePiece model, and treats some white space differently.
 fn with_tokens(
     folder: &Path,
     vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
@@ -211,7 +211,7 @@ fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Ve
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
-/// The tokenizers of Marian in `folder`, for a model with the given numbers of ids of sources and targets.
+/// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
 pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
     let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
@@ -246,7 +246,7 @@ pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
     })
 }
 
-/// The tokenizer of a model without languages in `folder`, for a model of `size` ids: its `tokenizer.json`, or else its
+/// A tokenizer without languages in `folder`, for a model with `size` ids: its `tokenizer.json`, or else its
 /// SentencePiece model.
 pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
@@ -255,13 +255,13 @@ pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
     Ok(Tokenizers { source, target: None, unknown_tokens, languages: None, max_tokens })
 }
 
-/// The `tokenizer.json` of T5 in `folder`, for a model of `size` ids.
+/// T5's `tokenizer.json` in `folder`, for a model with `size` ids.
 pub(crate) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
     Ok(own_tokenizer(folder, &config, size)?.json)
 }
 
-/// The tokenizer in `folder`, or that of its byte pairs or its SentencePiece model.
+/// Reads the tokenizer in `folder`, or converts its byte pairs or its SentencePiece model.
 fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTokenizer> {
     let pieces = folder.join(OWN_PIECES);
     if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
@@ -277,7 +277,7 @@ fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTok
 }
 
 impl Config {
-    /// The vocabulary of the given ids, followed by the tokens of languages.
+    /// A vocabulary with the given ids, followed by language tokens.
     fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
         let last = ids.values().max().copied();
         if let Some(last) = last.filter(|last| *last as usize >= MAX_IDS) {
@@ -293,7 +293,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
-    /// The vocabulary of mBART: the pieces, then the languages, and the mask token.
+    /// mBART's vocabulary: pieces, then languages, and the mask token.
     fn mbart_vocabulary(&self, pieces: &SentencePieces, size: usize, is_mbart50: bool) -> Result<Vocabulary> {
         let tokens = if self.added_tokens_decoder.is_empty() {
             let count = if is_mbart50 { MBART_LANGUAGES.len() } else { FIRST_MBART_LANGUAGES };
@@ -310,7 +310,7 @@ impl Config {
         self.shifted_vocabulary(pieces, tokens, size)
     }
 
-    /// The vocabulary of NLLB and mBART, whose ids are those of its pieces plus [`SHIFT`], and `tokens`.
+    /// NLLB's and mBART's vocabulary: its pieces' ids plus [`SHIFT`], and `tokens`.
     fn shifted_vocabulary(
         &self,
         pieces: &SentencePieces,
@@ -326,7 +326,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
     }
 
-    /// The vocabulary of T5: the pieces with the ids of the SentencePiece model, and the sentinel tokens after them.
+    /// T5's vocabulary: pieces with SentencePiece ids, then sentinel tokens.
     fn t5_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
         let ids: BTreeMap<String, u32> =
             pieces.pieces().zip(0..).map(|(piece, id)| (piece.to_owned(), id)).collect();
@@ -345,8 +345,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
     }
 
-    /// The vocabulary of Pegasus, whose ids are those of its pieces plus an offset. The ids before belong to tokens of
-    /// its training.
+    /// Pegasus' vocabulary: its pieces' ids plus an offset. The ids before belong to training tokens.
     fn pegasus_vocabulary(&self, pieces: &SentencePieces, size: usize) -> Result<Vocabulary> {
         let offset = self.offset.unwrap_or(PEGASUS_OFFSET);
         if offset as usize >= MAX_IDS {
@@ -364,8 +363,7 @@ impl Config {
         Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
     }
 
-    /// The tokens that are never split: those that are listed with their ids, or else those of languages, with ids from
-    /// `next` on.
+    /// Tokens that are never split: listed with their ids, or else language tokens with ids from `next` on.
     fn tokens(&self, next: u32) -> BTreeMap<String, Token> {
         if self.added_tokens_decoder.is_empty() {
             let contents = self.additional_special_tokens.iter().map(|content| content.as_str().to_owned());
@@ -388,13 +386,13 @@ impl Config {
         self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
     }
 
-    /// The limit of tokens; "no limit" is written as an enormous number.
+    /// Maximum number of tokens; "no limit" is written as an enormous number.
     fn max_tokens(&self) -> Option<usize> {
         self.model_max_length.filter(|length| (1.0..1e9).contains(length)).map(|length| length as usize)
     }
 }
 
-/// The tokens that a `tokenizer.json` adds, with their ids.
+/// Tokens added by a `tokenizer.json`, with their ids.
 fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
     #[derive(Deserialize)]
     struct File {

@@ -289,9 +289,9 @@ fn errors_say_what_to_do() {
     assert_eq!(layout(cache.path()), BTreeMap::new(), "nothing is left behind");
     insta::assert_snapshot!(errors.join("\n"), @"
     expected access to `tests/gated`, but found that it is gated; accept its terms at [hub]/tests/gated and set HF_TOKEN
-    expected access to `tests/gated`, but found that it is gated; accept its terms at [hub]/tests/gated with the account of HF_TOKEN
+    expected access to `tests/gated`, but found that it is gated; accept its terms at [hub]/tests/gated with HF_TOKEN's account
     expected a repository `tests/private` at `[hub]`, but found none that is public; check the name or, if it is private, set HF_TOKEN
-    expected a repository `tests/nothing` at `[hub]`, but found none that is public; check the name or, if it is private, that the account of HF_TOKEN can read it
+    expected a repository `tests/nothing` at `[hub]`, but found none that is public; check the name or, if it is private, that HF_TOKEN's account can read it
     expected the revision `v9` of `tests/tiny-bert`, but found none; [hub]/tests/tiny-bert/tree/main lists them
     expected a response from `[hub]`, but found that it limits requests; try again in 290 s, or set HF_TOKEN, which raises the limit
     expected a valid token in HF_TOKEN or from `hf auth login`, but `[hub]` refused it; create one at [hub]/settings/tokens

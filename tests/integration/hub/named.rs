@@ -263,7 +263,7 @@ fn names_without_a_model_are_refused() {
         refusal.replace(&hub.url, "[hub]")
     };
     insta::assert_snapshot!(refused("no-such-model"), @"
-    error: expected a bundle, a recipe (`minilm`, `rank`, `sentiment`, `translate-en-pt`, `translate-pt-en`, `zero-shot`) or a repository of the Hugging Face hub as ORG/NAME, but found `no-such-model`
+    error: expected a bundle, a recipe (`minilm`, `rank`, `sentiment`, `translate-en-pt`, `translate-pt-en`, `zero-shot`) or a Hugging Face hub repository as ORG/NAME, but found `no-such-model`
     hint: `kivu models` lists the models on this machine
     ");
     insta::assert_snapshot!(refused("tests/nothing"), @"
@@ -278,7 +278,7 @@ fn names_without_a_model_are_refused() {
     error: expected the revision `v9` of `tests/tiny-bert`, but found none
     hint: [hub]/tests/tiny-bert/tree/main lists them
     ");
-    insta::assert_snapshot!(refused("tests/tiny-bert@../v9"), @"error: expected a repository of the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION, but found `tests/tiny-bert@../v9`");
+    insta::assert_snapshot!(refused("tests/tiny-bert@../v9"), @"error: expected a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, but found `tests/tiny-bert@../v9`");
     let code = refused("tests/code");
     assert!(code.contains("found `chatglm` (chatglm), which needs code from the repository"), "{code}");
     assert!(!code.contains("model.safetensors is"), "{code}");

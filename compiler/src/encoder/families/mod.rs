@@ -155,7 +155,7 @@ mod tests {
         expected rotary positions without scaling (`default`), but found `linear`
         expected `layer_types` of 4 layers, but found 1
         expected `layer_types` `full_attention` or `sliding_attention`, but found `chunked`
-        expected a base of rotary positions above 1, but found 0
+        expected a rotary base above 1, but found 0
         expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
         expected `classifier_pooling` `cls` or `mean`, but found `max`
         expected `prenorm` false, but found true

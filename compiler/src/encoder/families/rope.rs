@@ -83,7 +83,7 @@ pub(super) fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -
         )));
     }
     if !(base > 1.0 && base.is_finite()) {
-        return Err(Error::model(format!("expected a base of rotary positions above 1, but found {base}")));
+        return Err(Error::model(format!("expected a rotary base above 1, but found {base}")));
     }
     if matches!(scaling, Scaling::DynamicNtk { positions, .. } if positions == 0 || rotated == 2) {
         return Err(Error::model(format!(
