@@ -17,7 +17,7 @@ use kivu::{
 /// The Python version of packages for one platform. Only their files are used, so that any version would do.
 const PACKAGE_PYTHON: &str = "3.11";
 
-/// A recipe, as documented in `docs/bundles.md`.
+/// A recipe, as documented in `docs/bundle-reference.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
