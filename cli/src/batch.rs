@@ -38,24 +38,23 @@ Examples:
   kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
   zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
 
-Running the same command again resumes a job that was stopped.";
+Run the same command again to resume a stopped job.";
 
 /// The path that means standard input or output.
 const STANDARD: &str = "-";
-/// The exit code of a job with a complete output, all of whose rows have an error.
+/// The exit code if the output is complete, but every row has an error.
 const ONLY_ERRORS: u8 = 3;
 
-/// Run a model on every row of a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
+/// Run a model on every row in a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
-/// OUTPUT has the format and the columns of INPUT, and columns with the results; rows that fail have an error there.
-/// OUTPUT.report.json is a summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or
-/// output.
+/// OUTPUT has INPUT's format and columns, and result columns; failed rows have an error there. OUTPUT.report.json is a
+/// summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,
-    /// A file that does not exist yet, s3://BUCKET/KEY, or `-` for standard output
+    /// A new file, s3://BUCKET/KEY, or `-` for standard output
     output: PathBuf,
     #[command(flatten)]
     parameters: Parameters,
@@ -191,7 +190,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     Ok(JobInput::Object(store.clone(), url, object))
 }
 
-/// The model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME` serves.
+/// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     let options = Options::of(config);
     if let Some(name) = name {

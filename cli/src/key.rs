@@ -12,17 +12,17 @@ use kivu::{
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu key alice    a key for alice, and the line for `auth.keys` of the server that accepts it
+  kivu key alice    a key for alice, and the line for the server's `auth.keys`
   kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60 --per-day 5000";
 
 /// Make an API key, and the line that makes a server accept it
 ///
-/// The key is for the caller and is not stored. The line contains only a hash of it; add it to `auth.keys`, to
+/// The key is for the caller and is not stored. The line contains only its hash; add it to `auth.keys`, to
 /// `auth.keys_file` or to the secret.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The name of the caller, which is logged with each request
+    /// The caller's name, which is logged with each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
     /// The last day on which the key is valid, in UTC
@@ -31,10 +31,10 @@ pub(super) struct Arguments {
     /// The models that the key may use, separated by commas; all by default
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     models: Vec<String>,
-    /// The requests per minute that each server process accepts with the key
+    /// Maximum requests per minute, in each server process
     #[arg(long, value_name = "COUNT")]
     per_minute: Option<u32>,
-    /// The requests per day, in UTC, that are accepted with the key; `auth.quota_table` shares the count among servers
+    /// Maximum requests per UTC day; `auth.quota_table` shares the count among servers
     #[arg(long, value_name = "COUNT")]
     per_day: Option<u32>,
 }

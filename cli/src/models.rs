@@ -28,7 +28,7 @@ Examples:
   kivu models
   kivu models --json    for a script";
 
-/// List the models on this machine: those that were built by name, and those that were built without `--out`
+/// List the models on this machine: built by name, or without `--out`
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -47,7 +47,7 @@ struct Row {
     /// Seconds since the build.
     age_s: u64,
     quality: Option<Quality>,
-    /// The version of Kivu that built it, if it was built by name. Another version builds it again.
+    /// The Kivu version that built it, if it was built by name. Another version builds it again.
     version: Option<String>,
     bundle: PathBuf,
 }

@@ -23,14 +23,14 @@ Examples:
 
 /// Remove models that were built by name, or without `--out`
 ///
-/// The names are those of `kivu models`. All bundles of a model are removed.
+/// `kivu models` lists the names. All of a model's bundles are removed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// The name of a model
+    /// Model name
     #[arg(value_name = "NAME", required = true)]
     models: Vec<String>,
-    /// Also remove the files that were downloaded from the hub, which other programs may use
+    /// Also remove files downloaded from the hub, which other programs may use
     #[arg(long)]
     weights: bool,
 }

@@ -26,7 +26,7 @@ Examples:
   kivu triton my-model --out models --backend python        for servers with the package onnxruntime
   kivu triton BAAI/bge-small-en-v1.5 --out models --text    also takes texts";
 
-/// Write a bundle into a model repository of Triton
+/// Write a bundle into a Triton model repository
 ///
 /// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
 /// overwritten. A model that has no bundle yet is built for ONNX Runtime.

@@ -57,14 +57,14 @@ const TRANSLATIONS: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   kivu bench my-model
-  kivu bench my-model --baseline other       the baseline runs a bundle of `--engine onnx`
+  kivu bench my-model --baseline other       the baseline runs a bundle built with `--engine onnx`
   kivu bench my-model --json figures.json    also writes the figures for a script";
 
 /// Measure a bundle: throughput, latency, cold start, memory and quality
 ///
-/// Starts `kivu serve` on a free port of this machine and sends it requests. The baseline of each speed is ONNX
-/// Runtime alone, measured in the same run with the same texts. For models that generate texts, the decoding speed is measured
-/// instead, without a baseline.
+/// Starts `kivu serve` on a free local port and sends it requests. Each speed's baseline is ONNX Runtime alone, measured
+/// in the same run with the same texts. For text-generating models, the decoding speed is measured instead, without a
+/// baseline.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
