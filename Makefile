@@ -184,7 +184,7 @@ peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)
 
 .PHONY: summaries
 summaries: PROFILE := release
-summaries: program $(PEER_TOOLS) ## Compare generation speed with CTranslate2, for a model in BART-large's shape
+summaries: program $(PEER_TOOLS) ## Compare generation speed with CTranslate2, for a model with BART-large's dimensions
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS)
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
@@ -380,7 +380,7 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Overload a server and check its
 
 .PHONY: limits
 limits: PROFILE := release
-limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Measure unfinished requests' memory, and short requests while long ones are processed
+limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Measure the memory of unfinished requests, and short requests while long ones are processed
 	python3 tests/load/stalled.py $(KIVU) $(BUNDLE)
 	python3 tests/load/short_requests.py $(KIVU) $(BUNDLES)
 
