@@ -52,7 +52,7 @@ help: ## List the targets
 	@grep -h -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 .PHONY: run
-run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models of models/ on http://127.0.0.1:8080
+run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models in models/ on http://127.0.0.1:8080
 	$(KIVU) serve $(BUNDLES)
 
 # Independent steps run concurrently; the output ends with a table of their durations.
@@ -61,7 +61,7 @@ TIMES := .kivu/test-times
 TIMED = @tests/timed.py $(TIMES) $@ --
 
 .PHONY: test
-test: ## Install the tools of the tests and run all tests
+test: ## Install the test tools and run all tests
 	@mkdir -p .kivu
 	@rm -f $(TIMES)
 	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
@@ -118,13 +118,13 @@ browser: $(PAGE_TOOLS)
 	$(PAGE) tests/page/chromium.py .kivu/chromium
 
 .PHONY: bundles
-bundles: program ## Build the models of models/, and download ONNX Runtime for the functions
+bundles: program ## Build the models in models/, and download ONNX Runtime for the functions
 	$(KIVU) doctor --fix
 	for model in $(MODELS); do $(KIVU) build models/$$model.toml --out $(BUNDLES)/$$model || exit 1; done
 	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
 .PHONY: walk
-walk: tools bundles ## Compile the functions for Lambda, deploy them to an emulator of AWS, and test the deployment
+walk: tools bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
 	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
 
 .PHONY: check
@@ -162,7 +162,7 @@ measure-search: $(FIGURE_TOOLS)
 	  --layers $(LAYERS) --json .kivu/search.json
 
 .PHONY: figures
-figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
+figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
 # The graph in int8 that plain ONNX Runtime runs best.
@@ -174,7 +174,7 @@ figures: $(FIGURE_TOOLS) ## Draw the figures of the last make bench into docs
 
 .PHONY: fleet
 fleet: PROFILE := release
-fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure the overhead of forwarding to Triton
+fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure the forwarding overhead to Triton
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
 .PHONY: peers
@@ -184,7 +184,7 @@ peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)
 
 .PHONY: summaries
 summaries: PROFILE := release
-summaries: program $(PEER_TOOLS) ## Compare the speed of a model of the shape of BART-large with CTranslate2
+summaries: program $(PEER_TOOLS) ## Compare generation speed with CTranslate2, for a model with BART-large's dimensions
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS)
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
@@ -204,7 +204,7 @@ package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: 
 # The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`.
 DIST := target/dist
 .PHONY: dist
-dist: $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml $(ARM64)/cargo.toml ## Make the packages of a release, and try each of them
+dist: $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml $(ARM64)/cargo.toml ## Make a release's packages, and try each one
 	for architecture in x86_64 arm64; do \
 	  $(KIVU) doctor --fix --function $$architecture && \
 	  $(LAMBDA)/python packaging/compile.py $$architecture $(DIST) || exit 1; done
@@ -246,7 +246,7 @@ GIVEN = $(if $(call IS_GIVEN,PACKED BUNDLE),--packed '$(PACKED)') $(if $(call IS
 RECORDED = Architecture=$(ARCHITECTURE) Packed="$(or $(PACKED),none)" PackedOnnx=$(if $(filter-out no,$(ONNX)),yes,no)
 
 .PHONY: deploy
-deploy: program $(DEPLOY_TOOLS) ## Deploy to the AWS account of the credentials in the environment
+deploy: program $(DEPLOY_TOOLS) ## Deploy to AWS, with the credentials in the environment
 	settings=$$($(OPERATE) settings '$(PARAMETERS)' $(GIVEN)) && eval make --no-print-directory --old-file=program release "$$settings"
 
 # Builds and deploys with the settings of `make deploy`.
@@ -275,7 +275,7 @@ key: $(DEPLOY_TOOLS) program ## Create an API key: make key NAME=alice
 	$(OPERATE) key $(NAME) --kivu $(KIVU) --limits="$(LIMITS)"
 
 .PHONY: rollback
-rollback: $(DEPLOY_TOOLS) ## Return to the version of the function before the current one
+rollback: $(DEPLOY_TOOLS) ## Return to the function's previous version
 	$(OPERATE) rollback
 
 .PHONY: redrive
@@ -287,7 +287,7 @@ rotate: $(DEPLOY_TOOLS) ## Replace the secret that CloudFront sends to the funct
 	$(OPERATE) rotate
 
 .PHONY: mirror
-mirror: $(DEPLOY_TOOLS) ## Copy the container image of Triton to ECR: make mirror IMAGE=...
+mirror: $(DEPLOY_TOOLS) ## Copy Triton's container image to ECR: make mirror IMAGE=...
 	$(OPERATE) mirror $(IMAGE)
 
 # A bundle for the fleet, and options of `kivu triton`.
@@ -299,11 +299,11 @@ upload: $(DEPLOY_TOOLS) program $(MODEL)/manifest.toml ## Upload a bundle for th
 	$(OPERATE) upload target/triton
 
 .PHONY: status
-status: $(DEPLOY_TOOLS) ## Show URL, buckets, alarms and queues of the deployment
+status: $(DEPLOY_TOOLS) ## Show the deployment's URL, buckets, alarms and queues
 	$(OPERATE) status
 
 .PHONY: logs
-logs: $(DEPLOY_TOOLS) ## Follow the logs of the deployment
+logs: $(DEPLOY_TOOLS) ## Follow the deployment's logs
 	$(OPERATE) logs
 
 .PHONY: undeploy
@@ -350,7 +350,7 @@ avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor
 	$(HASWELL) cargo test --test integration -- processors:: native::
 
 .PHONY: processors
-processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Measure the results of other processors, emulated
+processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Compare results on emulated processors
 	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
 	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
 	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
@@ -363,12 +363,12 @@ $(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
 SECONDS ?= 600
 READERS ?=
 .PHONY: fuzz
-fuzz: $(FUZZ) ## Fuzz every parser of external input: make fuzz SECONDS=600
+fuzz: $(FUZZ) ## Fuzz every parser for external input: make fuzz SECONDS=600
 	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions any
 	python3 fuzz/run.py $(SECONDS) $(READERS)
 
 .PHONY: audit
-audit: $(AUDIT) ## Check licences, sources, duplicates and vulnerabilities of the dependencies; needs GitHub
+audit: $(AUDIT) ## Check dependencies for licences, sources, duplicates and vulnerabilities; needs GitHub
 	$(AUDIT) check licenses bans sources
 	$(AUDIT) check advisories
 
@@ -393,7 +393,7 @@ soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same traffic, mixed, for an
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
 
 .PHONY: reliability
-reliability: ## Write the results of fuzz, load, soak and processors into docs/reliability.md
+reliability: ## Write the results from fuzz, load, soak and processors into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
 # The program, and ONNX Runtime, which is downloaded if it is missing and verified by its hash.

@@ -38,16 +38,16 @@ Examples:
   kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
   zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
 
-Running the same command again resumes a job that was stopped.";
+Run the same command again to resume a stopped job.";
 
 /// Path for standard input or output.
 const STANDARD: &str = "-";
-/// Exit code for a job with a complete output in which every row has an error.
+/// The exit code if the output is complete, but every row has an error.
 const ONLY_ERRORS: u8 = 3;
 
 /// Run a model on every row in a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
-/// OUTPUT has INPUT's format and columns, plus result columns; failed rows have an error there. OUTPUT.report.json is a
+/// OUTPUT has INPUT's format and columns, and result columns; failed rows have an error there. OUTPUT.report.json is a
 /// summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -190,8 +190,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     Ok(JobInput::Object(store.clone(), url, object))
 }
 
-/// Opens the model with this name in the configuration, the bundle at this path, or the model that `kivu serve NAME`
-/// serves.
+/// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
 fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     let options = Options::of(config);
     if let Some(name) = name {

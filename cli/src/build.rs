@@ -33,7 +33,7 @@ use kivu_compiler::{
 const EXAMPLES: &str = "\
 Examples:
   kivu build path/to/model --out my-model       a Hugging Face folder
-  kivu build path/to/model                      into the folder that `kivu serve` reads
+  kivu build path/to/model                      for `kivu serve`, which finds it by name
   kivu build path/to/model --precision fp32     not quantized
   kivu build path/to/export --task text-classification
   kivu build path/to/model --json               for a script
@@ -42,29 +42,31 @@ Examples:
 
 /// Build a bundle from weights: quantized, compared with fp32, ready to serve
 ///
-/// SOURCE is a recipe (models/NAME.toml, or NAME for a built-in one), a Hugging Face hub repository (ORG/NAME, or
+/// SOURCE is a recipe (models/NAME.toml, or the NAME of a built-in recipe), a Hugging Face Hub repository (ORG/NAME, or
 /// ORG/NAME@REVISION), a Hugging Face folder (config.json, model.safetensors, tokenizer.json or SentencePiece models),
-/// an ONNX export made by `optimum-cli export onnx`, or a Bergamot student folder (model.….bin, lex.….bin,
+/// an ONNX export from `optimum-cli export onnx`, or a Bergamot student's folder (model.….bin, lex.….bin,
 /// tokenizer.json).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
-    /// Output folder; replaces an existing bundle, fails on other files [default: bundles/NAME in `home`, where
-    /// `kivu serve NAME` finds it; for a hub repository or a built-in recipe, the one that `kivu serve SOURCE` serves]
+    /// The bundle's folder; an existing bundle is replaced, other files are an error [default: bundles/NAME in `home`,
+    /// which `kivu serve NAME` serves; for a hub repository or a built-in recipe, the bundle that `kivu serve SOURCE`
+    /// serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The task, if the source does not state it
     #[arg(long)]
     task: Option<Task>,
-    /// Model name in requests [default: the recipe's, or the folder's]
+    /// The model name in requests [default: the recipe's, or the folder's]
     #[arg(long)]
     name: Option<String>,
-    /// Weight precision [default: the recipe's, or int8; int8-blocks if an encoder is below the quality floor in int8]
+    /// The weights' number format [default: the recipe's, or int8; int8-blocks if an encoder's int8 quality is below the
+    /// floor]
     #[arg(long)]
     precision: Option<Precision>,
-    /// Target engine for an encoder in int8 [default: from kivu.toml, or auto]
+    /// The engine for an int8 encoder [default: as in kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable
@@ -128,8 +130,8 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
     is_same.then_some(name)
 }
 
-/// Builds a built-in recipe, or a hub repository at its newest commit. Without `--out` and `--name`, the bundle is the
-/// one that `kivu serve` finds by the same name.
+/// Builds a built-in recipe or a hub repository at its newest commit. Without `--out` and `--name`, `kivu serve` finds
+/// the bundle by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
     let Arguments { source, out, name, task, precision, engine, allow, json } = arguments;
@@ -164,7 +166,7 @@ fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Default name for the bundle's folder: the model's, or the source's.
+/// The bundle's folder name without `--out`: the model's name, or the source's.
 fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     if let Some(name) = name {
         return Ok(name.into());

@@ -25,10 +25,9 @@ Examples:
   kivu doctor --fix    install ONNX Runtime, if it is missing
   kivu doctor --json   the list for a script: {\"ready\": …, \"findings\": [{\"state\", \"about\"}]}";
 
-/// Check what this machine lacks, and how to install it
+/// Report what this machine lacks, and how to install it
 ///
-/// The exit code is 1 if ONNX Runtime is missing. Builds need it, and so do models that the native engine does not
-/// support.
+/// The exit code is 1 if ONNX Runtime is missing: builds need it, and models that the native engine does not run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
@@ -38,15 +37,15 @@ pub(super) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Only download ONNX Runtime, for Lambda functions on this architecture, into a folder with its name in `home`
+    /// Only download ONNX Runtime for functions on this architecture, into the folder `home`/ARCHITECTURE
     #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
     function: Option<String>,
 }
 
 const OK: &str = "ok";
-/// Not found, and required to build models and to serve some.
+/// Not found; required to build models and to serve some.
 const MISSING: &str = "missing";
-/// Not found, and required for something else.
+/// Not found; required for other purposes.
 const OPTIONAL: &str = "optional";
 
 #[derive(Serialize)]

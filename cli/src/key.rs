@@ -22,7 +22,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// Caller name, logged with each request
+    /// The caller's name, which is logged with each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
     /// Last day on which the key is valid, in UTC
@@ -31,10 +31,10 @@ pub(super) struct Arguments {
     /// Models that the key may use, separated by commas; all by default
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     models: Vec<String>,
-    /// Requests per minute with the key, per server process
+    /// Maximum requests per minute, in each server process
     #[arg(long, value_name = "COUNT")]
     per_minute: Option<u32>,
-    /// Requests per day, in UTC, with the key; `auth.quota_table` shares the count among servers
+    /// Maximum requests per UTC day; `auth.quota_table` shares the count among servers
     #[arg(long, value_name = "COUNT")]
     per_day: Option<u32>,
 }

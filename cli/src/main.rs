@@ -30,7 +30,7 @@ use kivu::{config::Config, error::Result, telemetry};
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face hub
+  kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
   kivu models                                list the models on this machine
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
   kivu doctor --fix                          install what this machine lacks

@@ -47,7 +47,7 @@ struct Row {
     /// Seconds since the build.
     age_s: u64,
     quality: Option<Quality>,
-    /// Kivu version that built it, if it was built by name. Another version builds it again.
+    /// The Kivu version that built it, if it was built by name. Another version builds it again.
     version: Option<String>,
     bundle: PathBuf,
 }

@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL")]
     bundle: Url,
-    /// Output folder; replaces an existing bundle, fails on other files
+    /// The bundle's folder; an existing bundle is replaced, other files are an error
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

@@ -19,7 +19,7 @@ use kivu::{
 };
 use kivu_compiler::named::Options;
 
-/// Folder in `home` for interrupted uploads' state.
+/// The folder in `home` with interrupted uploads' state.
 const STATE: &str = "pushes";
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ Examples:
 /// Upload a bundle to S3
 ///
 /// The bundle is stored under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest refers to it. Existing objects are skipped,
-/// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects an S3-compatible store other than AWS.
+/// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects a store other than AWS.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {

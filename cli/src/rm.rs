@@ -23,14 +23,14 @@ Examples:
 
 /// Remove models from this machine
 ///
-/// Takes names from `kivu models`, and removes all bundles with that name.
+/// `kivu models` lists the names. All of a model's bundles are removed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// Model name
     #[arg(value_name = "NAME", required = true)]
     models: Vec<String>,
-    /// Also remove the files downloaded from the hub, which other programs may use
+    /// Also remove files downloaded from the hub, which other programs may use
     #[arg(long)]
     weights: bool,
 }

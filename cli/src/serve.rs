@@ -39,7 +39,7 @@ const FILE_CHECK: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
-  kivu serve BAAI/bge-small-en-v1.5             a model from the Hugging Face hub
+  kivu serve BAAI/bge-small-en-v1.5             a model from the Hugging Face Hub
   kivu serve my-model                           a bundle, or a folder with weights
   kivu serve bundles --listen 127.0.0.1:9000    all bundles in a folder, on another port
   kivu serve minilm                             a built-in recipe, or a model by its name
@@ -47,26 +47,26 @@ Examples:
 
 /// Serve models over HTTP
 ///
-/// Each MODEL is a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, a built-in recipe, a folder with
-/// weights, a bundle made by `kivu build` or its name, a folder with bundles, or a bundle's S3 URL, as
+/// Each MODEL is a Hugging Face Hub repository, as ORG/NAME or ORG/NAME@REVISION, a built-in recipe, a folder with
+/// weights, a bundle from `kivu build` or its name, a folder of bundles, or a bundle's S3 URL, as
 /// s3://BUCKET/PREFIX/NAME[/DIGEST]. Models that are not bundles are built at the first start and kept. The default is
-/// the models in kivu.toml, or else all bundles built without `--out`.
+/// the models in kivu.toml, or else all bundles that were built without `--out`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
-    /// A hub repository, a recipe, a bundle, a folder with bundles, or a bundle's URL
+    /// A hub repository, a recipe, a bundle, a folder of bundles, or a bundle's URL
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
-    /// Address to listen on [default: from kivu.toml, or 127.0.0.1:8080]
+    /// The address to listen on [default: as in kivu.toml, or 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
-    /// Engine for local models [default: from kivu.toml, or auto]
+    /// The engine for local models [default: as in kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
-    /// Task for models to build [default: detected from their files]
+    /// The task for models that are built [default: as in their files]
     #[arg(long)]
     task: Option<Task>,
-    /// Weight precision for models to build [default: an earlier build's, or int8]
+    /// The weights' number format for models that are built [default: as in an earlier build, or int8]
     #[arg(long)]
     precision: Option<Precision>,
     /// Exit when standard input is closed, as it is when the parent process ends

@@ -17,7 +17,7 @@ use kivu::{
 /// Python version for platform-specific packages. Only their files are used, so any version would do.
 const PACKAGE_PYTHON: &str = "3.11";
 
-/// A recipe, as documented in `docs/bundles.md`.
+/// A recipe, as documented in `docs/bundle-reference.md`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {

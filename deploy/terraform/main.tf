@@ -1,4 +1,4 @@
-# The smallest deployment of template.yaml, for Terraform: an HTTP API that requires keys, and one function that has its
+# template.yaml's smallest deployment, for Terraform: an HTTP API that requires keys, and one function that has its
 # models packed in. `make package` makes the archive.
 
 terraform {
@@ -122,7 +122,7 @@ resource "aws_apigatewayv2_integration" "api" {
   timeout_milliseconds   = 30000
 }
 
-# The function itself checks keys, so that clients get the error of their dialect.
+# The function itself checks keys, so that clients get their dialect's error.
 resource "aws_apigatewayv2_route" "api" {
   api_id    = aws_apigatewayv2_api.api.id
   route_key = "$default"

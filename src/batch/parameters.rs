@@ -18,43 +18,43 @@ const PREFIX: &str = "kivu-";
 /// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Args)]
 pub struct Parameters {
-    /// A model of kivu.toml, or a name as in `kivu serve` [default: the first of kivu.toml]
+    /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// The column of texts [default: `text`, or another common name]
+    /// The text column [default: `text`, or another common name]
     #[arg(long)]
     pub column: Option<String>,
-    /// The format of INPUT [default: detected from the content]
+    /// INPUT's format [default: detected from the content]
     #[arg(long)]
     pub format: Option<Format>,
-    /// Labels of zero-shot classification, or of entities, separated by commas
+    /// Labels for zero-shot classification or entities, separated by commas
     #[arg(long)]
     pub labels: Vec<String>,
-    /// The hypothesis of zero-shot classification, with {} for the label
+    /// The hypothesis for zero-shot classification, with {} for the label
     #[arg(long)]
     pub template: Option<String>,
     /// Score each label independently of the others
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub multi_label: Option<bool>,
-    /// How the labels of tokens become entities [default: simple]
+    /// How token labels become entities [default: simple]
     #[arg(long, value_name = "STRATEGY")]
     pub aggregation: Option<Aggregation>,
-    /// Labels of entities to leave out, separated by commas [default: O]
+    /// Entity labels to leave out, separated by commas [default: O]
     #[arg(long, value_name = "LABELS")]
     pub ignore_labels: Vec<String>,
     /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
     #[arg(long, value_name = "SCORE")]
     pub threshold: Option<f32>,
-    /// Find entities inside of others as well, with a model that takes labels
+    /// Also find nested entities, with a model that takes labels
     #[arg(long = "nested", num_args = 0, default_missing_value = "false")]
     pub flat: Option<bool>,
-    /// Read long texts in windows that share this many tokens, or words with a model that takes labels
+    /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
     #[arg(long, value_name = "TOKENS")]
     pub stride: Option<usize>,
     /// Add texts in which entities are replaced by their labels
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub redact: Option<bool>,
-    /// The query of a ranking
+    /// The ranking query
     #[arg(long)]
     pub query: Option<String>,
     /// The language of the texts, if the model has several
@@ -69,22 +69,22 @@ pub struct Parameters {
     /// Truncate vectors to this many values
     #[arg(long)]
     pub dimensions: Option<usize>,
-    /// The type of the values of vectors [default: float]
+    /// The vectors' number format [default: float]
     #[arg(long, value_name = "TYPE")]
     pub vector_type: Option<VectorType>,
-    /// Kinds of vectors, separated by commas [default: the first of dense, sparse and multi_vector that the model has]
+    /// Vector kinds, separated by commas [default: the model's first among dense, sparse and multi_vector]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     pub outputs: Vec<VectorKind>,
-    /// Keep this many of the largest weights of sparse vectors
+    /// Keep this many of a sparse vector's largest weights
     #[arg(long, value_name = "NUMBER")]
     pub max_active_dims: Option<usize>,
-    /// Name the weights of sparse vectors after words instead of token ids
+    /// Name sparse vectors' weights by word instead of token id
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub words: Option<bool>,
-    /// The prompt of the model with this name or for this role, such as `query`
+    /// The model's prompt with this name or for this role, such as `query`
     #[arg(long)]
     pub prompt: Option<String>,
-    /// Report texts of too many tokens as errors instead of truncating them [default: `limits.truncate`]
+    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     pub truncate: Option<bool>,
 }
@@ -96,7 +96,7 @@ impl Parameters {
         Self::default().with_metadata(&metadata.collect())
     }
 
-    /// Whether texts of too many tokens are truncated.
+    /// Whether texts with too many tokens are truncated.
     pub(super) fn truncates(&self, settings: &ModelSettings) -> bool {
         self.truncate.unwrap_or(settings.truncate)
     }

@@ -62,8 +62,8 @@ Examples:
 
 /// Measure a bundle: throughput, latency, cold start, memory and quality
 ///
-/// Starts `kivu serve` on a free local port and sends it requests. The baseline for each speed is ONNX Runtime alone,
-/// measured in the same run with the same texts. For text generators, the decoding speed is measured instead, without a
+/// Starts `kivu serve` on a free local port and sends it requests. Each speed's baseline is ONNX Runtime alone, measured
+/// in the same run with the same texts. For text-generating models, the decoding speed is measured instead, without a
 /// baseline.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -107,8 +107,8 @@ pub(super) fn of_parts(
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "expected a family that `docs/bundles.md` lists, with vectors of a multiple of {LANES} values, for the \
-                 native engine, but found `{}` with {} values; use `--engine auto`",
+                "expected a family that `docs/bundle-reference.md` lists, with vectors of a multiple of {LANES} \
+                 values, for the native engine, but found `{}` with {} values; use `--engine auto`",
                 facts.architecture, facts.hidden
             )));
         }

@@ -38,17 +38,17 @@ const RANKING = {
 const TASKS = {
   "feature-extraction": {
     title: "Compare texts by meaning",
-    note: "Each text is embedded as a vector; the table shows the cosine similarity of each pair.",
+    note: "Each text is embedded as a vector; the table shows each pair's cosine similarity.",
     example: "How do I reset my password?\nI cannot log in to my account\nThe invoice shows the wrong amount\nI was charged twice this month\nWhat is the weather like at the lake?",
     path: () => "embed",
     body: ({ texts }) => ({ model: state.model.name, inputs: texts }),
     show: showVectors,
     clients: embeddingClients,
   },
-  // Kinds of vectors of embedding models, other than dense ones.
+  // Vector kinds other than dense.
   sparse: {
     title: "Find the words that a text is about",
-    note: "Each text has weights of tokens of the vocabulary, largest first.",
+    note: "Each text has token weights, largest first.",
     example: "How do I reset my password?\nThe lake is calm this morning.",
     path: () => "embed_sparse",
     body: ({ texts }) => ({ model: state.model.name, inputs: texts, words: true }),
@@ -57,14 +57,14 @@ const TASKS = {
   },
   multi_vector: {
     title: "Rank texts by late interaction",
-    note: "Each token has a vector. The score is the mean, over the tokens of the query, of the largest product with a token of the text.",
+    note: "Each token has a vector. The score is the mean over query tokens: for each, the largest dot product with a text token.",
     ...RANKING,
     path: () => "rerank",
     body: ({ query, texts }) => ({ model: state.model.name, query, texts }),
   },
   "text-classification": {
     title: "Classify texts",
-    note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
+    note: (model) => `The model's labels: ${list(model.labels ?? [])}.`,
     example: "I love how quickly this works!\nThe parcel arrived on Tuesday.\nThe worst service I have ever had.",
     body: ({ texts }) => ({ inputs: texts }),
     show: (answer, { texts }) => answer.map((scores, place) => scored(texts[place], scores)),
@@ -72,7 +72,7 @@ const TASKS = {
   },
   "token-classification": {
     title: "Find entities",
-    note: (model) => `The labels of the model: ${list(model.labels ?? [])}.`,
+    note: (model) => `The model's labels: ${list(model.labels ?? [])}.`,
     example: EXAMPLES.entities,
     body: ({ texts }) => ({ inputs: texts, parameters: { aggregation_strategy: "first" } }),
     show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
@@ -131,7 +131,7 @@ const TASKS = {
   },
   "text2text-generation": {
     title: "Generate a text from a text",
-    note: "Each line is a text of its own. Many models expect an instruction in it.",
+    note: "Each line is a separate text. Many models expect an instruction in it.",
     example: "translate English to German: Where is the nearest train station?",
     body: ({ texts }) => ({ inputs: texts }),
     show: (answer, { texts }) => showGenerated(answer, texts, "Generated text", "generated_text"),
@@ -359,7 +359,7 @@ function showTime(headers, took) {
   const stages = [
     ["Tokenization", tokenization],
     ["Inference, with the wait for it", inference],
-    ["Other work of the server", Math.max(0, total - tokenization - inference)],
+    ["Other server work", Math.max(0, total - tokenization - inference)],
     ["Network", Math.max(0, took - total)],
   ];
   const bar = el("div", { class: "bar", "aria-hidden": "true" });

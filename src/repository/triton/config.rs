@@ -24,13 +24,13 @@ const MAX_QUEUE_DELAY_US: u32 = 500;
 pub struct Options {
     /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
     ///
-    /// The default is onnxruntime, and python for models that generate texts, which need a program on the server.
+    /// The default is onnxruntime, and python for text-generating models, which need a program on the server.
     #[arg(long, value_enum)]
     pub backend: Option<Runner>,
-    /// The maximum number of texts in a batch
+    /// Maximum texts per batch
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_batch_size: u32,
-    /// Copies of the model that run concurrently
+    /// Concurrent model instances
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub instances: u32,
     /// Let TensorRT compile the graph, in half precision
