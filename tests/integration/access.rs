@@ -189,7 +189,7 @@ async fn all_routes_can_have_a_prefix() {
     assert_eq!(send(&router, cat(), &[("x-api-key", &key)]).await.status(), StatusCode::NOT_FOUND);
     let health = Request::get("/large/health").body(Body::empty()).unwrap();
     assert_eq!(send(&router, health, &[]).await.status(), StatusCode::OK);
-    // The dialect is that of the path after the prefix.
+    // The path after the prefix selects the dialect.
     let (status, body) = answer(send(&router, post("/large/v1/embeddings", "{}"), &[]).await).await;
     assert_eq!((status, &body["error"]["code"]), (StatusCode::UNAUTHORIZED, &json!("invalid_api_key")));
 }
@@ -210,7 +210,7 @@ async fn expired_keys_are_rejected() {
     }
 }
 
-/// Models beyond the scope of a key are unknown to it, in every dialect and in every list.
+/// Models beyond a key's scope are unknown to it, in every dialect and list.
 #[tokio::test]
 async fn keys_are_limited_to_their_models() {
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
@@ -267,7 +267,7 @@ async fn keys_are_limited_to_their_quota() {
     insta::assert_snapshot!(body["error"]["message"], @r#""expected at most 2 requests per day (UTC) with this key; retry later""#);
 }
 
-/// The address of a Secrets Manager whose secret has these values, by their label.
+/// Address of a Secrets Manager whose secret has these values, by label.
 async fn secrets_manager(versions: &'static [(&str, &str)]) -> String {
     let answer = async move |body: Bytes| {
         let request: Value = serde_json::from_slice(&body).unwrap();

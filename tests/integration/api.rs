@@ -1,4 +1,4 @@
-//! Every route on a scripted model: responses, and the errors of invalid requests.
+//! Every route on a scripted model: responses, and errors for invalid requests.
 
 use std::{io::Write, sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ use kivu::backend::scripted::ScriptedBackend;
 const FAILS: &str = "fish";
 const PANICS: &str = "banana";
 
-/// A model of two dimensions: the vector of a token is (its id, 1).
+/// A two-dimensional model: a token's vector is (its id, 1).
 fn model(fails_on: u32, panics_on: u32) -> Model {
     model_of(Task::FeatureExtraction, None, [fails_on, panics_on])
 }
@@ -157,7 +157,7 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     answer(app().oneshot(post(path, body.to_string())).await.unwrap()).await
 }
 
-/// Status and message of a rejected request.
+/// A rejected request's status and message.
 async fn refusal(path: &str, body: impl Into<Body>) -> String {
     let (status, body) = answer(app().oneshot(post(path, body)).await.unwrap()).await;
     let message = body["error"]["message"].as_str().or(body["error"].as_str()).unwrap_or("no message");
@@ -461,7 +461,7 @@ async fn requests_have_ids() {
     assert_eq!(send(Some("with space")).await.len(), 36, "what would confuse a log is replaced");
 }
 
-/// A message of `json` followed by the bytes of tensors, with the header for the length of the JSON.
+/// A message with `json` followed by tensor bytes, with the JSON length header.
 fn binary(path: &str, json: &Value, bytes: &[u8], announced: Option<usize>) -> Request<Body> {
     let json = json.to_string();
     let length = announced.unwrap_or(json.len());

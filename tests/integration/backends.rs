@@ -1,4 +1,4 @@
-//! The contract of `Backend`, tested on every implementation.
+//! Tests the `Backend` contract on every implementation.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-/// Inputs of `rows` × `columns` for a backend whose inputs are integers.
+/// Inputs with `rows` × `columns` for a backend that takes integers.
 fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
     let inputs = backend.signature().inputs.iter();
     inputs
@@ -27,9 +27,9 @@ fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
         .collect()
 }
 
-/// Tests the contract of [`Backend`].
+/// Tests the [`Backend`] contract.
 pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
-    // Outputs are in the order of the signature and have the rows of the inputs.
+    // Outputs are in signature order and have the inputs' rows.
     let outputs = backend.infer(inputs(backend, 2, 3), deadline()).await.unwrap();
     assert_eq!(outputs.len(), backend.signature().outputs.len());
     for (output, spec) in outputs.iter().zip(&backend.signature().outputs) {
@@ -96,7 +96,7 @@ async fn the_onnx_backend() {
     }
 }
 
-/// Concurrent runs of one session give the same bits as a single run.
+/// Concurrent runs on one session give the same bits as a single run.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_runs_give_the_same_bits() {
     let Some(runtime) = runtime() else { return };

@@ -15,7 +15,7 @@ use kivu::api::make_key;
 
 use crate::serving::{Server, bundle, kivu, wait_for_continue};
 
-/// The beginning of a request whose body never ends.
+/// First bytes of a request whose body never ends.
 const SLOW: &[u8] =
     b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
     expect: 100-continue\r\ncontent-length: 100\r\n\r\n{\"inputs\": \"";
@@ -24,7 +24,7 @@ fn status(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or("no answer")
 }
 
-/// KB of memory that a process has now.
+/// A process's current resident memory in kB.
 fn resident_kb(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -100,7 +100,7 @@ fn connect_narrowly(address: &str) -> TcpStream {
     connection
 }
 
-/// Responses that are not read count as requests, and are aborted at the timeout of the request.
+/// Unread responses count as requests, and are aborted at the request timeout.
 #[test]
 fn unread_responses_hold_a_permit_until_the_timeout() {
     let Some((_folder, bundle)) = bundle() else { return };
@@ -239,7 +239,7 @@ fn a_flood_is_refused_and_memory_stays_flat() {
     assert!(grown < 16 * 1024, "{grown} KB more after the second flood");
 }
 
-/// The log has the reason of each refusal, and names of keys, but no keys.
+/// The log has each refusal's reason and key names, but no keys.
 #[test]
 fn the_log_has_the_reasons_of_refusals() {
     let Some((folder, bundle)) = bundle() else { return };

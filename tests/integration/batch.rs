@@ -32,7 +32,7 @@ use crate::{
     serving::alone,
 };
 
-/// A job from file to file, on a scripted model of two dimensions.
+/// A file-to-file job on a two-dimensional scripted model.
 pub(crate) fn job(input: &Path, output: &Path) -> Job {
     Job {
         input: JobInput::File(input.to_owned()),
@@ -50,7 +50,7 @@ pub(crate) fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// The report of a job that runs to its end.
+/// Runs a job to its end and returns its report.
 pub(crate) fn run(job: Job) -> kivu::Result<Report> {
     wait(job.run()).map(|ended| match ended {
         Ended::Done(report) => *report,
@@ -237,10 +237,10 @@ fn modes_are_kept_and_otherwise_follow_the_umask() {
     finished(job(&input, &output));
     assert_eq!((mode(&output), text(&output).lines().count()), (0o600, 2));
     finished(job(&input, &new));
-    // With any umask of the tests.
+    // With any umask.
     assert_eq!(mode(&new), mode(&usual));
     assert_eq!(mode(&folder.path().join("new.report.json")), mode(&usual));
-    // The partial output of a private file is private.
+    // A private file's partial output is private.
     fs::set_permissions(&output, Permissions::from_mode(0o640)).unwrap();
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
@@ -309,7 +309,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     other.parameters.dimensions = Some(1);
     let message = "expected the input, model and options of the unfinished job for";
     assert!(refused(other.clone()).starts_with(message));
-    // The same size, and the same time of the last write.
+    // Same size and modification time.
     let written = fs::metadata(&input).unwrap().modified().unwrap();
     fs::write(&input, rows(2000).replace("cat", "dog")).unwrap();
     File::options().write(true).open(&input).unwrap().set_modified(written).unwrap();
@@ -320,7 +320,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     assert!(first.contains("dog") && first.contains("\"embedding\":[1.0]"), "{first}");
 }
 
-/// A change of one setting of a job.
+/// Changes one setting.
 type Change = Box<dyn Fn(&mut Config, &mut Parameters)>;
 
 /// One change for every setting that identifies a job.
@@ -360,7 +360,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
     ]
 }
 
-/// A job that was stopped is refused with any other setting, and from its first row has the output of that setting.
+/// A stopped job is refused with any changed setting; restarted from its first row, it has the new setting's output.
 #[test]
 fn rows_of_two_settings_are_never_mixed() {
     let Some(runtime) = runtime() else { return };
@@ -413,7 +413,7 @@ fn rows_of_two_settings_are_never_mixed() {
     let distinct: BTreeSet<&str> = outputs.iter().map(|(_, output)| output.as_str()).collect();
     // No text has too many tokens for the model itself, so that `truncate` changes nothing.
     assert!(distinct.len() >= 8, "changes that should have an effect have none");
-    // `kivu batch` obeys the limits of the configuration.
+    // `kivu batch` obeys the configured limits.
     let limited = |config: &mut Config, _: &mut Parameters| {
         (config.limits.tokens, config.limits.truncate) = (Some(4), false);
     };
@@ -421,8 +421,8 @@ fn rows_of_two_settings_are_never_mixed() {
     assert!(report.progress.errors["input"] > 100, "{:?}", report.progress.errors);
 }
 
-/// Every damaged bit of a checkpoint or of the output so far is noticed, or changes nothing. `TEST_FLIPS` sets how many
-/// of them are tried.
+/// Every damaged bit in a checkpoint or the output so far is noticed, or changes nothing. `TEST_FLIPS`
+/// sets how many are tried.
 #[test]
 fn a_damaged_job_never_ends_with_other_rows() {
     let folder = tempfile::tempdir().unwrap();
@@ -546,7 +546,7 @@ fn the_report_names_the_columns_of_answers_and_an_ambiguous_delimiter() {
 enum Entry {
     File(Vec<u8>),
     Link(&'static str),
-    /// Another name of a file.
+    /// Another name for a file.
     Hard(&'static str),
     Folder,
 }
@@ -637,7 +637,7 @@ proptest! {
     }
 }
 
-/// A bundle of a tiny model, if ONNX Runtime is installed.
+/// A tiny model's bundle, if ONNX Runtime is installed.
 pub(crate) fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Input of jobs and names of outputs: the column of texts, the delimiter of CSV, compression, damaged files.
+//! Job input and output names: text column, CSV delimiter, compression, damaged files.
 
 use std::{fs, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     models::fixtures,
 };
 
-/// The report and the output of a job on a file.
+/// Report and output for a job on a file.
 fn processed(input: &str, contents: &[u8], output: &str) -> (Report, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = [input, output].map(|name| folder.path().join(name));
@@ -114,7 +114,7 @@ fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
     let input = damaged.path().join("in.parquet");
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
         let mut bytes = fs::read(folder.join(name)).unwrap();
-        // Within the pages of the second row group.
+        // Within the second row group's pages.
         let place = bytes.len() / 2;
         bytes[place] ^= 1;
         fs::write(&input, bytes).unwrap();

@@ -1,5 +1,4 @@
-//! The real models that translate between English and Portuguese, against the engine of the package that they come
-//! from.
+//! Compares the real English–Portuguese models with the engine in the package that they come from.
 
 use std::{fs, time::Duration};
 
@@ -16,7 +15,7 @@ use serde_json::Value;
 
 use crate::models::{build_request, fixtures, request, runtime, serve};
 
-/// The texts of a direction and what the engine makes of them.
+/// Texts in one direction, and the engine's translations.
 fn golden(direction: &str) -> (Vec<String>, Vec<String>) {
     let golden: Value =
         serde_json::from_slice(&fs::read(fixtures().join("goldens/bergamot.json")).unwrap()).unwrap();
@@ -88,7 +87,7 @@ async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
         let found = translate(&model, texts[..60].to_vec()).await;
         let same = found.iter().zip(&expected).filter(|(found, expected)| found == expected).count();
         assert!(same > 30, "only {same} of 60 are the same");
-        // The strings of special tokens have no special meaning in texts.
+        // Special tokens' strings have no special meaning in texts.
         let odd = ["</s> Bom dia", "Bom </s> dia", "<unk>"].map(str::to_owned).to_vec();
         assert_eq!(translate(&model, odd).await.len(), 3);
     }

@@ -26,8 +26,8 @@ pub(crate) fn copy(source: &Path, target: &Path) {
     }
 }
 
-/// The error chain of building a copy of `tiny-bert` that `spoil` has changed. The temporary folder is replaced by
-/// `[folder]`.
+/// Error chain for building a copy of `tiny-bert` that `spoil` has changed. The temporary folder is
+/// replaced by `[folder]`.
 fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ fn a_recipe_checks_its_files_and_its_floor() {
     insta::assert_snapshot!(incomplete, @"expected `package` and `sha256` together in `[folder]/recipe.toml`, but found one of them");
 }
 
-/// The weights of the fixture are random, so that rounding moves its vectors more than those of a trained model.
+/// The fixture's weights are random, so that rounding moves its vectors more than a trained model's.
 #[test]
 fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     let Some(runtime) = runtime() else { return };
@@ -182,7 +182,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         );
         fs::write(&recipe, text).unwrap();
         let mut request = request(recipe, folder.path().join("out"), precision);
-        // There, int8 has one scale for all activations of a text.
+        // There, int8 has one scale for all activations in a text.
         request.engine = EngineChoice::Onnx;
         build_request(&request, runtime)
     };
@@ -222,7 +222,7 @@ fn every_recipe_of_the_project_can_be_read() {
     }
 }
 
-/// Edits a manifest of an earlier version, without the line that protects it.
+/// Edits a manifest from an earlier version, without the line that protects it.
 fn edit_manifest(bundle: &Path, from: &str, to: &str) {
     let path = bundle.join("manifest.toml");
     edit(&path, from, to);

@@ -24,7 +24,7 @@ use tower::ServiceExt;
 
 use crate::models::{build_request, fixtures, open, open_for, request, runtime, serve};
 
-/// The tolerance of a logit relative to `transformers` in fp32.
+/// Logit tolerance relative to `transformers` in fp32.
 const TOLERANCE: f32 = 3e-5;
 
 #[derive(Deserialize)]
@@ -68,7 +68,7 @@ fn classification(model: &Model) -> &ClassificationPipeline {
     }
 }
 
-/// Compares ids and logits of every text and pair; all failures are reported.
+/// Compares ids and logits for every text and pair; all failures are reported.
 async fn compare(name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -191,7 +191,7 @@ struct Pipelines {
     entries: Vec<Entry>,
 }
 
-/// A call of a pipeline of `transformers`, and its result.
+/// A `transformers` pipeline call and its result.
 #[derive(Debug, Deserialize)]
 struct Entry {
     task: String,
@@ -201,7 +201,7 @@ struct Entry {
     output: Value,
 }
 
-/// The labels and scores of one input, however they are written.
+/// One input's labels and scores, in any response form.
 fn scores(output: &Value) -> Vec<(String, f64)> {
     if let (Some(labels), Some(scores)) = (output["labels"].as_array(), output["scores"].as_array()) {
         let pairs = labels.iter().zip(scores);
@@ -221,7 +221,7 @@ fn by_input(entry: &Entry) -> Vec<Vec<(String, f64)>> {
     }
 }
 
-/// The hub's route gives the labels and scores of the pipelines of `transformers`.
+/// The hub's route returns the labels and scores from the `transformers` pipelines.
 #[tokio::test]
 async fn the_hub_route_matches_the_pipelines_of_transformers() {
     let Some(runtime) = runtime() else { return };
@@ -229,8 +229,8 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
     let Pipelines { entries } = read("pipelines");
     let mut models: Vec<Model> = Vec::new();
     let mut compared = 0;
-    // Unsorted lists are what no client of the hub asks for; texts that are empty, labels given twice and labels
-    // for which a model has no room are refused here.
+    // The hub's clients never request unsorted lists; empty texts, repeated labels and labels that exceed a model's
+    // limit are refused here.
     let is_of_kind = |entry: &&Entry| {
         let labels = entry.parameters["candidate_labels"].as_array();
         let is_twice = labels.is_some_and(|labels| {
@@ -264,7 +264,7 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
         let expected = by_input(entry);
         assert_eq!(found.len(), expected.len(), "{entry:?}: {answer}");
         for (found, expected) in found.iter().zip(&expected) {
-            // Without `top_k` the pipeline gives the best label, the hub all of them.
+            // Without `top_k` the pipeline returns the best label, the hub all labels.
             for ((label, score), (expected_label, expected_score)) in found.iter().zip(expected) {
                 assert_eq!(label, expected_label, "{entry:?}: {answer}");
                 assert!((score - expected_score).abs() < 3e-5, "{entry:?}: {answer}");
@@ -276,12 +276,12 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
     assert!(compared > 100, "only {compared} calls were compared");
 }
 
-/// An adapter is merged into the weights of its base.
+/// An adapter is merged into its base's weights.
 #[tokio::test]
 async fn lora_is_merged() {
     let adapter = fixtures().join("models/tiny-bert-lora").canonicalize().unwrap();
     assert_merges(&adapter).await;
-    // The format of PEFT before 0.7.
+    // PEFT's format before 0.7.
     let old = tempfile::tempdir().unwrap();
     let weights = fixtures().join("checkpoints/tiny-bert-lora/adapter_model.bin");
     fs::copy(weights, old.path().join("adapter_model.bin")).unwrap();
@@ -289,7 +289,7 @@ async fn lora_is_merged() {
     assert_merges(old.path()).await;
 }
 
-/// Compares a build of the adapter on its base with PEFT.
+/// Compares PEFT with a build that merges the adapter into its base.
 async fn assert_merges(adapter: &Path) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();

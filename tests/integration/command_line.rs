@@ -187,7 +187,7 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
 /// The time until a test fails that waits for a connection.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A proxy that refuses everything, and the first line of each request.
+/// A proxy that refuses everything, and each request's first line.
 fn refusing_proxy() -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! The results of `transformers` and sentence-transformers for fixtures with changed files, where they surprise.
+//! Surprising results from `transformers` and sentence-transformers for fixtures with changed files.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Damaged inputs of jobs: single flipped bits, and files that end early.
+//! Damaged job inputs: single flipped bits, and truncated files.
 
 use std::{fs, io::Write, path::Path};
 
@@ -26,7 +26,7 @@ pub(crate) fn gzip(parts: &[&[u8]]) -> Vec<u8> {
     parts.iter().flat_map(member).collect()
 }
 
-/// The output of a job on a file with this name.
+/// Output from a job on a file with this name.
 fn written(name: &str, bytes: &[u8]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = [name.to_owned(), format!("out-{name}")].map(|name| folder.path().join(name));
@@ -35,12 +35,12 @@ fn written(name: &str, bytes: &[u8]) -> Vec<u8> {
     fs::read(output).unwrap()
 }
 
-/// Names and contents of files in formats that have an end and checksums.
+/// File names and contents in formats that have an end marker and checksums.
 fn inputs() -> Vec<(&'static str, Vec<u8>)> {
     let lines = lines();
     let mut inputs = vec![("a.jsonl.gz", gzip(&[&lines[..1000], &lines[1000..]]))];
     if cfg!(feature = "zstd") {
-        // Outputs of Kivu have checksums.
+        // Kivu's outputs have checksums.
         inputs.push(("a.jsonl.zst", written("a.jsonl.zst", &lines)));
     }
     if cfg!(feature = "parquet") {
@@ -70,7 +70,7 @@ fn report_of(folder: &Path, name: &str, bytes: &[u8]) -> (Report, Option<Vec<u8>
     (report, written)
 }
 
-/// A generator of numbers with a seed (SplitMix64).
+/// A seeded random number generator (SplitMix64).
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

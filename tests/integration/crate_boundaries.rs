@@ -71,12 +71,12 @@ pub(crate) fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
     sources.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-/// The text of a file without its tests, which may use any crate.
+/// A file's text without its tests, which may use any crate.
 fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default()
 }
 
-/// Whether the code of a line has a path that begins with the crate.
+/// Whether a line has a path that begins with the crate.
 fn uses(line: &str, name: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
     code.match_indices(name).any(|(at, _)| {

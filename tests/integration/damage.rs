@@ -1,4 +1,4 @@
-//! Damaged bits of bundles: an error, or the right answer.
+//! Damaged bundle bits: an error, or the right answer.
 
 use std::{env, fs};
 
@@ -12,7 +12,7 @@ use kivu::{
 
 use crate::{models::serve, serving::bundle};
 
-/// Random bits of files, the same in each run.
+/// Random bits in files, the same in each run.
 pub(crate) struct Flips(fastrand::Rng);
 
 impl Flips {
@@ -20,7 +20,7 @@ impl Flips {
         Self(fastrand::Rng::with_seed(7))
     }
 
-    /// The number of damaged bits that a test tries.
+    /// How many damaged bits a test tries.
     pub(crate) fn count() -> usize {
         env::var("TEST_FLIPS").map_or(40, |count| count.parse().expect("`TEST_FLIPS` is a number"))
     }
@@ -69,8 +69,8 @@ fn a_damaged_bundle_never_gives_another_answer() {
         }
         fs::write(&path, whole).unwrap();
     }
-    // `tokenizer.json` is not read, since it was compiled, and the comment at the beginning of the manifest may be
-    // damaged in a way that changes nothing.
+    // `tokenizer.json` is not read, since it was compiled, and damage in the manifest's first comment
+    // may change nothing.
     let read = files.iter().filter(|file| file.as_str() != "tokenizer.json").count() + 1;
     eprintln!("{noticed} of {tried} damaged bits were refused");
     assert!(noticed * 100 >= read * Flips::count() * 98, "{noticed} of {tried}");

@@ -96,7 +96,7 @@ fn the_model_card_says_that_a_decoder_ranks() {
     assert_eq!(build_request(&request, runtime).unwrap().manifest().task, Task::TextRanking);
 }
 
-/// The files of a CrossEncoder name the tokens, so that no task is needed; its template is compared.
+/// A CrossEncoder's files name the tokens, so that no task is needed; its template is compared.
 #[tokio::test]
 async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {
     let Some(runtime) = runtime() else { return };
@@ -138,7 +138,7 @@ fn quantized(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> 
     Some(build_request(&request, runtime()?).unwrap())
 }
 
-/// Builds a model in both forms of int8, and compares its vectors with those of fp32.
+/// Builds a model in both int8 forms, and compares its vectors with fp32.
 pub(crate) async fn quantized_is_close_to_fp32(name: &str, engine: Engine) {
     let folder = tempfile::tempdir().unwrap();
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();

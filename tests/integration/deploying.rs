@@ -34,7 +34,7 @@ const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
 /// The longest number in JSON, with its comma.
 const NUMBER_BYTES: usize = 13;
 
-/// A script of `tests/deploy`, in the Python environment with its packages.
+/// A script in `tests/deploy`, in the Python environment with its packages.
 fn script(name: &str) -> Option<Command> {
     let mut command = Command::new(tool("TEST_DEPLOY")?.join("python"));
     command.current_dir(root()).args(["-B", "-W", "ignore"]).arg(format!("tests/deploy/{name}.py"));
@@ -65,13 +65,13 @@ fn defaults_fit_a_new_account() {
         assert!(number(&function["MemorySize"]) <= 3008, "{name}");
         assert!(function["ReservedConcurrentExecutions"].is_null(), "{name}");
     }
-    // Queue and state machine have a limit each; at least half of the executions are left to the API.
+    // Queue and state machine have a limit each; at least half the executions are left to the API.
     let queue = number(&deployment.of("BatchFunctionUploads")["ScalingConfig"]["MaximumConcurrency"]);
     let parts = number(&deployment.of("LargeFiles")["DefinitionSubstitutions"]["MaxConcurrency"]);
     assert!(queue + parts <= 5, "{queue} files and {parts} parts");
 }
 
-/// Servers share the daily quota of a key.
+/// Servers share each key's daily quota.
 #[test]
 fn quotas_of_keys_are_shared() {
     let (Some(mut quotas), Some((_folder, bundle))) = (script("key_quotas"), bundle()) else { return };
@@ -84,7 +84,7 @@ fn operations_survive_interruptions() {
     succeed(&mut operations);
 }
 
-/// Requests get versions, which have the configuration of when they were published.
+/// Requests get versions, whose configuration is fixed when they are published.
 #[test]
 fn every_parameter_publishes_a_version() {
     let Some(mut versions) = script("versions") else { return };
@@ -118,7 +118,7 @@ fn the_emulator_creates_the_stack_with_all_parts() {
     succeed(&mut everything);
 }
 
-/// The example for Terraform, validated with the provider of AWS, and compared with the template.
+/// Validates the Terraform example with the AWS provider, and compares it with the template.
 #[test]
 fn the_example_for_terraform_is_valid() {
     let Some(mut example) = script("terraform") else { return };
@@ -186,10 +186,10 @@ fn the_template_can_be_deployed_and_used() {
     succeed(walk.arg(env!("CARGO_BIN_EXE_kivu")));
 }
 
-/// The resources and policies of a deployment with certain parameters.
+/// Resources and policies in a deployment with certain parameters.
 struct Deployment {
     resources: BTreeMap<String, Value>,
-    /// The policy documents of each role.
+    /// Policy documents per role.
     policies: BTreeMap<String, Vec<Value>>,
 }
 
@@ -227,7 +227,7 @@ impl Deployment {
     }
 }
 
-/// An image of Triton.
+/// A Triton image.
 fn image() -> String {
     format!("000000000000.dkr.ecr.eu-west-1.amazonaws.com/triton@sha256:{:064}", 0)
 }
@@ -421,7 +421,7 @@ fn gradual_releases_are_judged_by_alarms() {
         let needed = number(&alarm["EvaluationPeriods"]) * periods.iter().max().unwrap();
         assert!(needed <= 180, "{name} needs {needed} s of a release of 300 s");
     }
-    // Responses of the API, since a 503 of the function is not an error of an invocation.
+    // API responses, since a 503 from the function is not an invocation error.
     let failed = &deployment.of("Failures")["Metrics"][1]["MetricStat"]["Metric"];
     assert_eq!((&failed["Namespace"], &failed["MetricName"]), (&json!("AWS/ApiGateway"), &json!("5xx")));
     let alias = &deployment.resources["ApiFunctionAliaslive"];
@@ -464,7 +464,7 @@ fn existing_networks_and_fleets_can_be_used() {
     assert_eq!(deployment.all("AWS::EC2::VPC").count(), 0);
 }
 
-/// The functions that check keys may count requests in the table of quotas, and nothing else.
+/// Functions that check keys may count requests in the quota table, and nothing else.
 #[test]
 fn functions_may_count_requests() {
     let Some(deployment) = everything() else { return };
@@ -500,7 +500,7 @@ fn logs_can_outlive_the_stack() {
     assert!(script.contains("awslogs-group=kept "));
 }
 
-/// Endpoints pass only credentials and buckets of this account, so that no data can be sent to another one.
+/// Endpoints pass only this account's credentials and buckets, so that no data can be sent to another one.
 #[test]
 fn endpoints_have_policies() {
     let Some(deployment) = everything() else { return };
@@ -570,7 +570,7 @@ fn the_load_balancer_keeps_connections_longer_than_the_functions() {
     assert!(number(&idle["Value"]) > kept, "{idle} s, but the functions keep them for {kept} s");
 }
 
-/// The image of Triton may be in another account, of another partition, in a repository of several parts.
+/// The Triton image may be in another account or partition, in a repository with several path segments.
 #[test]
 fn instances_of_the_fleet_may_pull_their_image() {
     let digest = format!("@sha256:{:064}", 0);
@@ -702,7 +702,7 @@ fn granted(deployment: &Deployment, role: &str, action: &str) -> Vec<String> {
     resources.map(|resource| resource.as_str().unwrap().to_owned()).collect()
 }
 
-/// Permissions that the documentation of the services prescribes, and that emulators do not check.
+/// Permissions that the services' documentation prescribes, and that emulators do not check.
 #[test]
 fn roles_have_the_prescribed_permissions() {
     let Some([_, deployment, ..]) = deployments() else { return };
@@ -746,8 +746,8 @@ fn is_allowed(deployment: &Deployment, role: &str, action: &str, resource: &str,
     })
 }
 
-/// The S3 requests of each role. Only lists of objects carry `s3:prefix`; HeadBucket and reads of missing objects, which
-/// S3 answers with 404 only if the role has `s3:ListBucket`, do not.
+/// S3 requests per role. Only object lists carry `s3:prefix`; HeadBucket and reads of missing objects, which S3 answers
+/// with 404 only if the role has `s3:ListBucket`, do not.
 #[test]
 fn roles_may_send_their_s3_requests() {
     let (models, data) = ("arn:aws:s3:::modelbucket", "arn:aws:s3:::databucket");
@@ -812,7 +812,7 @@ fn each_file_is_processed_once() {
     assert_eq!(target["InputTransformer"]["InputPathsMap"], json!({ "key": "$.detail.object.key" }));
 }
 
-/// Step Functions charges for each batch of rows, more than Lambda for computing it if batches are small.
+/// Step Functions charges per row batch, more than Lambda for computing it if batches are small.
 #[test]
 fn large_files_are_split_into_few_batches() {
     let text = std::fs::read_to_string(root().join("functions/batch/large.asl.json")).unwrap();
@@ -820,12 +820,12 @@ fn large_files_are_split_into_few_batches() {
     let rows = number(&machine["States"]["Defaults"]["Parameters"]["rows"]);
     for form in ["JsonLines", "Csv", "Parquet"] {
         let bytes = number(&machine["States"][form]["ItemBatcher"]["MaxInputBytesPerBatch"]);
-        // Rows of 52 tokens have 280 bytes with their index.
+        // A row with 52 tokens has 280 bytes with its index.
         assert!(rows.min(bytes / 280) >= 700, "{form}: {rows} rows, {bytes} bytes");
     }
 }
 
-/// Jobs send events to one bus only, and rules of the deployment may start jobs.
+/// Jobs send events to one bus only, and the deployment's rules may start jobs.
 #[test]
 fn jobs_send_events_and_rules_start_jobs() {
     let parameters = ["", "jobs"].map(|bus| json!({ "Batch": "yes", "JobEvents": bus }));
@@ -892,7 +892,7 @@ fn metrics_of_alarms_and_dashboard_exist() {
     assert!(unknown.is_empty(), "{unknown:?} are not among {known:?}");
 }
 
-/// Every function has alarms for errors, and its time is part of the cost; those behind the API have alarms for throttles.
+/// Every function has error alarms, and its time is part of the cost; functions behind the API have throttle alarms.
 #[test]
 fn alarms_cover_all_functions() {
     let large = json!({ "LargeModels": "s3://b/models/m", "Batch": "yes" });
@@ -963,7 +963,7 @@ fn access_logs_are_json_without_texts() {
     for field in ["body", "header", "query", "authorization", "userAgent"] {
         assert!(!format.to_lowercase().contains(&field.to_lowercase()), "{field}");
     }
-    // API Gateway writes `-` for a variable without a value, and the value of `messageString` with quotes.
+    // API Gateway writes `-` for a variable without a value, and `messageString`'s value with quotes.
     for (message, quoted) in [("-", "-"), ("Forbidden", "\"Forbidden\"")] {
         let line = format
             .replace("$context.error.messageString", quoted)

@@ -1,4 +1,4 @@
-//! The OpenAPI document: its routes are those of the router, and every response conforms to it.
+//! The OpenAPI document: its routes equal the router's, and every response conforms to it.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,7 @@ async fn document() -> Value {
     document_of(scripted(Limits::default())).await
 }
 
-/// Method, path and declaration of every operation.
+/// Every operation's method, path and declaration.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().unwrap().iter();
     let operations = paths.flat_map(|(path, item)| {
@@ -82,7 +82,7 @@ async fn every_route_is_declared() {
                 .map(|method| (method, path)),
         );
     }
-    // A prefix has no routes of its own.
+    // A prefix has no routes by itself.
     let routers = source.replace(".nest_service(prefix, router)", "");
     for way in [".nest_service(", ".route_service(", ".merge("] {
         assert!(!routers.contains(way), "{way}: a route that is not described");

@@ -19,7 +19,7 @@ fn examples() -> PathBuf {
     root().join("examples")
 }
 
-/// A server of the models of `models/`, and Python, if `make test` installed both.
+/// A server for the models in `models/`, and Python, if `make test` installed both.
 fn server() -> Option<(Server, PathBuf)> {
     let python = tool("TEST_PYTHON")?;
     runtime().expect("`make test` installs ONNX Runtime");
@@ -27,7 +27,7 @@ fn server() -> Option<(Server, PathBuf)> {
     Some((Server::wait(server), python))
 }
 
-/// The output of an example for an input.
+/// An example's output for an input.
 fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(python);
     command.arg(examples().join(example)).args(arguments).current_dir(root());

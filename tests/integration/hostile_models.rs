@@ -19,7 +19,7 @@ use crate::{
     serving::bundle,
 };
 
-/// A modifiable copy of a fixture.
+/// A modifiable fixture copy.
 fn copied(name: &str, folder: &Path) -> PathBuf {
     let to = folder.join("source");
     copy(&fixtures().join(name), &to);
@@ -37,7 +37,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Changes a field of a JSON file.
+/// Changes a field in a JSON file.
 fn set(file: &Path, pointer: &str, value: Value) {
     let mut json: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     let (parent, name) = pointer.rsplit_once('/').unwrap();
@@ -45,7 +45,7 @@ fn set(file: &Path, pointer: &str, value: Value) {
     fs::write(file, json.to_string()).unwrap();
 }
 
-/// The error of building a source, without the names of folders.
+/// Error for building a source, without folder names.
 fn refusal(source: &Path, folder: &Path) -> String {
     let runtime = runtime().unwrap();
     let error = build_request(&request(source.to_owned(), folder.join("out"), None), runtime).unwrap_err();
@@ -79,8 +79,8 @@ fn sizes_beyond_memory_are_refused() {
     }
 }
 
-/// The sizes in the configs of most families; of DistilBERT; of NomicBERT; of Qwen3 and Gemma 3; of T5's encoder and of
-/// its decoder; of the families after fairseq.
+/// Size fields in configs: most families, DistilBERT, NomicBERT, Qwen3 and Gemma 3, T5's encoder, T5's decoder, the
+/// families after fairseq.
 const SIZES: [&[&str]; 7] = [
     &[
         "hidden_size",
@@ -216,8 +216,8 @@ fn unknown_operators_and_cyclic_graphs_are_refused() {
     }
 }
 
-/// Quantization once relied on both: on the shape of a matrix, whose size is right if both sides are negative, and on the
-/// output of a node.
+/// Quantization once relied on both: on a matrix's shape, whose size is right if both sides are negative,
+/// and on a node's output.
 #[test]
 fn negative_shapes_and_nodes_without_outputs_are_refused() {
     if runtime().is_none() {
@@ -245,7 +245,7 @@ fn negative_shapes_and_nodes_without_outputs_are_refused() {
     }
 }
 
-/// Negates both sides of the matrix that is an input of a node.
+/// Negates both sides of the matrix that is a node's input.
 fn negative(model: &mut ModelProto, place: usize) {
     let graph = model.graph.as_mut().unwrap();
     let inputs = &graph.node[place].input;
@@ -253,7 +253,7 @@ fn negative(model: &mut ModelProto, place: usize) {
     matrix.unwrap().dims.iter_mut().for_each(|side| *side = -*side);
 }
 
-/// The graph of a bundle refers to a file outside the manifest, and all hashes are right.
+/// A bundle's graph refers to a file outside the manifest, and all hashes are right.
 #[test]
 fn files_outside_the_manifest_are_not_read() {
     let Some((folder, bundle)) = bundle() else { return };

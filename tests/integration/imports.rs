@@ -1,5 +1,5 @@
-//! Files of a crate do not import each other in a cycle, and those of the library use only lower layers. Cargo checks the
-//! dependencies between crates.
+//! Files in a crate do not import each other in a cycle, and the library's files use only lower layers. Cargo checks
+//! the dependencies between crates.
 //!
 //! A file depends on the files that define the items it names: in `use` lines, and in paths such as `super::Item`.
 //! Declaring a module (`mod child;`) and re-exporting from it (`pub use child::Item`) are not dependencies; a file that
@@ -13,7 +13,7 @@ use std::{
 
 use crate::crate_boundaries::sources;
 
-/// The folders and files of `src/` from the highest layer to the lowest, as in `docs/design.md`.
+/// Folders and files in `src/` from the highest layer to the lowest, as in `docs/design.md`.
 const LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["api", "batch"],
@@ -26,7 +26,7 @@ const LAYERS: &[&[&str]] = &[
     &["error", "regular_file"],
 ];
 
-/// A file of `src/` as a module.
+/// A file in `src/` as a module.
 #[derive(Debug, Default)]
 struct Module {
     file: String,
@@ -34,7 +34,7 @@ struct Module {
     children: BTreeMap<String, usize>,
     /// Paths by the names that `use` gives them.
     names: BTreeMap<String, Vec<String>>,
-    /// Paths that the code names, except those in re-exports.
+    /// Paths in the code, except in re-exports.
     paths: Vec<Vec<String>>,
 }
 
@@ -66,7 +66,7 @@ impl Tree {
         child
     }
 
-    /// The module that defines what `path` names in `module`; none if that is a module or outside of this crate.
+    /// The module that defines what `path` names in `module`; `None` if that is a module or outside this crate.
     fn resolve(&self, module: usize, path: &[String]) -> Option<usize> {
         let (mut module, mut rest) = match path.first()?.as_str() {
             "crate" => (0, &path[1..]),
@@ -144,7 +144,7 @@ impl Module {
     }
 }
 
-/// Reads a tree of `use` and the token after it, which is returned; `imports` gets the names with their paths.
+/// Reads a `use` tree and the token after it, which is returned; `imports` gets the names with their paths.
 fn read_use<'a>(
     tokens: &mut impl Iterator<Item = &'a str>,
     prefix: &[String],
@@ -227,7 +227,7 @@ fn code(text: &str) -> String {
     code + rest
 }
 
-/// The length of what is in quotes at the beginning of `text`, quotes included.
+/// Length of the quoted text at the start of `text`, quotes included.
 fn quoted(text: &str) -> usize {
     let quote = text.as_bytes()[0];
     let mut bytes = text.bytes().enumerate().skip(1);
@@ -260,7 +260,7 @@ fn without_tests(code: &str) -> String {
     kept
 }
 
-/// The files of each cycle: those that reach each other.
+/// Files per cycle: files that reach each other.
 fn cycles(dependencies: &[BTreeSet<usize>]) -> BTreeSet<BTreeSet<usize>> {
     let reached = |from: usize| {
         let (mut reached, mut next) = (BTreeSet::new(), vec![from]);

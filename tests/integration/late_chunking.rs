@@ -1,4 +1,4 @@
-//! Late chunking: the vectors of plain torch, and what requests may ask for.
+//! Late chunking: vectors computed in plain torch, and valid requests.
 
 use std::fs;
 

@@ -1,11 +1,11 @@
-//! Links and tables of the documentation: relative links lead to files and headings, and rows of a table have the
-//! same number of cells.
+//! Links and tables in the documentation: relative links lead to files and headings, and all rows in a table
+//! have equally many cells.
 
 use std::{fs, path::Path};
 
 use crate::{crate_boundaries::sources, live::root};
 
-/// The anchors of a document, as GitHub derives them from headings.
+/// A document's anchors, as GitHub derives them from headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings =
         prose(text).filter_map(|(_, line)| line.strip_prefix('#').map(|rest| rest.trim_start_matches('#')));
@@ -16,7 +16,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(anchor).collect()
 }
 
-/// The lines outside of code blocks, with their numbers.
+/// Lines outside code blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().map(|(at, line)| (at + 1, line)).filter(move |(_, line)| {
@@ -26,7 +26,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Why the target of a link is wrong, if it is.
+/// Why a link target is wrong, if it is.
 fn fault(page: &Path, target: &str) -> Option<String> {
     if target.contains("://") {
         return None;

@@ -28,7 +28,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(crate::ROOT).canonicalize().unwrap()
 }
 
-/// The program of a Lambda function, which is compiled if it is not up to date.
+/// A Lambda function's program, compiled if it is not up to date.
 pub(crate) fn function(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     let status =
@@ -46,9 +46,9 @@ pub(crate) fn succeed(command: &mut Command) {
 
 const MINILM: &str = ".kivu/bundles/minilm";
 
-/// A folder with the bundles that `make test` builds, `ner`, which labels tokens, `ner-labels`, which takes labels of
-/// requests, `summary`, and models with other vectors than dense ones; names sort the last ones after others, since the
-/// first model of a task is the default.
+/// A folder with bundles: the ones that `make test` builds, `ner`, which labels tokens, `ner-labels`, which takes
+/// labels from requests, `summary`, and models without dense vectors. Names sort the last ones after others, since a
+/// task's first model is the default.
 pub(crate) fn all_bundles() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {
@@ -88,7 +88,7 @@ fn published_clients_work_unchanged() {
     }
 }
 
-/// Frameworks get the vectors of `/embed`, from a model with prompts and ranges.
+/// Frameworks get `/embed` vectors from a model with prompts and ranges.
 #[test]
 fn frameworks_work_unchanged() {
     let Some(python) = tool("TEST_FRAMEWORKS") else { return };
@@ -128,13 +128,13 @@ fn clients_of_a_fleet_find_their_tensor_names() {
     succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
-/// A script that starts the Lambda emulator on a free port with a function that serves `models`, in the Python
-/// environment of `variable`.
+/// A script that starts the Lambda emulator on a free port with a function that serves `models`, in
+/// `variable`'s Python environment.
 fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = Command::new(python);
-    // The emulator runs `cargo run`. Crates whose build scripts depend on a variable of `cargo test` would be compiled
+    // The emulator runs `cargo run`. Crates whose build scripts depend on a `cargo test` variable would be compiled
     // again, now and for the next `cargo test`.
     for (name, _) in env::vars_os() {
         if name

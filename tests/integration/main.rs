@@ -7,7 +7,7 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
-/// The root of the repository.
+/// Repository root.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 mod access;

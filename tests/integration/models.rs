@@ -14,17 +14,17 @@ use kivu::{
 };
 use kivu_compiler::{Progress, Request, build};
 
-/// The folder of the fixtures.
+/// Fixtures folder.
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(crate::ROOT).join("tests/fixtures")
 }
 
-/// The path of ONNX Runtime's library, if it is installed.
+/// Path to ONNX Runtime's library, if it is installed.
 pub(crate) fn library_path() -> kivu::Result<PathBuf> {
     library::locate(None, &Path::new(crate::ROOT).join(".kivu"))
 }
 
-/// The default configuration, with the home of the checkout.
+/// The default configuration, with the checkout's home.
 pub(crate) fn config() -> Config {
     Config { home: Path::new(crate::ROOT).join(".kivu"), ..Config::default() }
 }
@@ -63,8 +63,8 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
     }
 }
 
-/// The same from a recipe next to `out`, without a floor of quality: the weights of most fixtures are random, so that
-/// quantization moves their results more than those of a trained model.
+/// The same from a recipe next to `out`, without a quality floor: most fixtures have random weights, so that
+/// quantization moves their results more than a trained model's.
 pub(crate) fn request_without_floor(
     task: Task,
     source: &Path,
@@ -108,7 +108,7 @@ pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) 
     serve(&out)
 }
 
-/// The settings of a scripted model.
+/// A scripted model's settings.
 pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
     ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None }
 }
@@ -120,7 +120,7 @@ pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
     Ok(Model::open_all(&config)?.remove(0))
 }
 
-/// The graph of a bundle on two threads.
+/// A bundle's graph on two threads.
 pub(crate) fn backend(bundle: &Bundle, runtime: Runtime) -> OnnxBackend {
     let threads = std::num::NonZeroUsize::new(2).expect("two is not zero");
     OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), threads).expect("the graph loads")

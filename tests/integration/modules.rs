@@ -18,7 +18,7 @@ use crate::{
     models::{backend, build_request, fixtures, request, request_without_floor, runtime, serve},
 };
 
-/// The tolerance of a vector relative to sentence-transformers in fp32.
+/// Vector tolerance relative to sentence-transformers in fp32.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ fn goldens() -> BTreeMap<String, Vec<Case>> {
     serde_json::from_slice(&fs::read(fixtures().join("goldens/modules.json")).unwrap()).unwrap()
 }
 
-/// A copy of `tiny-bert` in `folder` with the modules called `name`.
+/// A copy of `tiny-bert` in `folder` with the modules `name`.
 fn source(name: &str, folder: &Path) {
     copy(&fixtures().join("models/tiny-bert"), folder);
     fs::remove_dir_all(folder.join("1_Pooling")).unwrap();
@@ -71,7 +71,7 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// In int8, a single pooling and layers after it run in the native engine; layers of tokens do not.
+/// In int8, a single pooling and layers after it run in the native engine; token layers do not.
 #[tokio::test]
 async fn modules_in_int8_are_close_to_fp32() {
     let folder = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ async fn modules_in_int8_are_close_to_fp32() {
     }
 }
 
-/// A fleet batches texts of different lengths; pooling in the graph does not see the padding.
+/// A fleet batches texts with different lengths; pooling in the graph ignores padding.
 #[tokio::test]
 async fn graphs_that_pool_ignore_padding() {
     let folder = tempfile::tempdir().unwrap();

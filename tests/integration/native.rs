@@ -1,4 +1,4 @@
-//! The native engine: the contract of backends, the results of ONNX Runtime, and the same bits whatever else is in the run.
+//! The native engine: the backend contract, ONNX Runtime's results, and the same bits whatever else is in the run.
 
 use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ fn model(bundle: &Bundle) -> NativeModel {
     open(&graph, bundle).unwrap()
 }
 
-/// A graph, with the weights of `bundle`.
+/// A graph with the weights in `bundle`.
 fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
     let names = WeightFiles::names(graph)?.into_iter();
     let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), Arc::default());
@@ -66,7 +66,7 @@ fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-/// Texts of the given lengths as one batch, padded with masked tokens.
+/// Texts with the given lengths as one batch, padded with masked tokens.
 fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
     let columns = lengths.iter().copied().max().unwrap_or(0);
     let tensor = |name: &str| {
@@ -82,7 +82,7 @@ fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
     backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect()
 }
 
-/// One row of a batch, without padding.
+/// One batch row, without padding.
 fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
     let part = |tensor: &Tensor| {
         let Elements::Int64(values) = tensor.elements() else { panic!("expected integers") };
@@ -92,7 +92,7 @@ fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
     batch.iter().map(part).collect()
 }
 
-/// Fixtures of every family and task that the engine supports.
+/// Fixtures for every family and task that the engine supports.
 const MODELS: [&str; 8] = [
     "tiny-bert",
     "tiny-distilbert",
@@ -116,8 +116,7 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
-/// The same for families that normalize by the root mean square, most of them with layers after their pooling, and for
-/// weights in blocks.
+/// The same for RMSNorm families, most of them with layers after their pooling, and for weights in blocks.
 const RMS_MODELS: [&str; 7] = [
     "tiny-qwen3",
     "tiny-qwen3-rank",
@@ -211,7 +210,7 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
         for (index, output) in futures::future::join_all(calls).await.into_iter().enumerate() {
             assert!(output.unwrap() == expected[index % expected.len()], "{name}: concurrently");
         }
-        // Padding changes nothing, and has vectors of zeros.
+        // Padding changes nothing; its vectors are zeros.
         let together = &one.infer(padded, deadline()).await.unwrap()[0];
         let width = together.shape().last().unwrap();
         let rows =
@@ -225,7 +224,7 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
     }
 }
 
-/// The bits of vectors, whose digests were recorded on a processor with AVX-512 VNNI.
+/// Checks vector bits by digests recorded on a processor with AVX-512 VNNI.
 #[test]
 fn the_bits_are_the_same_on_every_processor() {
     let folder = tempfile::tempdir().unwrap();
@@ -247,7 +246,7 @@ async fn texts_without_tokens_are_refused() {
     let first = backend(&bundle, 1);
     let refusal = first.infer(batch(&first, &[0, 0]), deadline()).await.unwrap_err();
     insta::assert_snapshot!(refusal, @"expected texts of at least one token, but found texts without tokens");
-    // The tokens of the first text are masked.
+    // The first text's tokens are masked.
     for name in ["tiny-bert-rank", "tiny-modernbert-rank"] {
         let Some(bundle) = build(name, folder.path()) else { return };
         let backend = backend(&bundle, 1);
@@ -279,8 +278,8 @@ async fn tokens_outside_of_the_tables_are_refused() {
     assert!(error.starts_with("expected positions from 0 to "), "{error}");
 }
 
-/// Graphs with one or two defects: an operator, a name, a shape, an attribute or a place in the file of weights is another.
-/// They are refused when they are opened, or run without a panic.
+/// Graphs with one or two defects: a changed operator, name, shape, attribute or place in the weights file. They are
+/// refused when they are opened, or run without a panic.
 #[test]
 fn damaged_graphs_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();

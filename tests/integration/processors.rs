@@ -1,5 +1,4 @@
-//! Products of 8-bit integers are the same on all processors. `make arm64` and `make avx2` run these tests on emulated
-//! processors.
+//! Int8 products are the same on all processors. `make arm64` and `make avx2` run these tests on emulated processors.
 
 use std::{fs, num::NonZeroUsize};
 

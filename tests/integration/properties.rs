@@ -1,4 +1,4 @@
-//! Properties of all texts: results do not depend on the other texts of a request, and limits are kept.
+//! Properties for all texts: results do not depend on other texts in the request, and limits are kept.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
     models::{fixtures, open, runtime},
 };
 
-/// Tokenizers of every kind that there are fixtures of.
+/// Every tokenizer kind that has fixtures.
 const TOKENIZERS: [&str; 4] = ["tiny-bert", "tiny-roberta", "tiny-xlm-roberta", "tiny-deberta-v2"];
 
 fn tokenizer(name: &str) -> Arc<Tokenizer> {
@@ -36,7 +36,7 @@ fn tokenizer(name: &str) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::open(&path).unwrap())
 }
 
-/// Texts of words that the models know, of any characters, and of both.
+/// Texts from words that the models have, from any characters, and from both.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => vec(prop_oneof!["the", "cat", "sat", "mat", "dog", "🐈", "ﬁ", "\u{301}"], 1..40).prop_map(|words| words.join(" ")),
@@ -62,7 +62,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
     max_values: usize::MAX,
 };
 
-/// A model that returns the sum and the number of a text's ids, without padding.
+/// A model that returns the sum and count of a text's ids, without padding.
 fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
     let signature = Signature {
         inputs: ["input_ids", "attention_mask"]
@@ -136,7 +136,7 @@ proptest! {
                 prop_assert!(found.truncated_from.is_none_or(|whole| whole > limit));
             }
             for truncation in [Truncation::At(Side::Left), Truncation::At(Side::Right), Truncation::OnlyFirst] {
-                // Where the second text alone is too long for the last of these, there is nothing to cut.
+                // If the second text alone is too long for `OnlyFirst`, there is nothing to cut.
                 if let Ok(found) = tokenizer.encode_pair([&first, &second], limit, truncation) {
                     prop_assert!(found.ids.len() <= limit, "{}: {} tokens of {}", name, found.ids.len(), limit);
                 }
@@ -177,7 +177,7 @@ proptest! {
 fn a_text_has_the_same_vector_alone_and_in_a_batch() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Quantized by default, with scales of the whole batch.
+    // Quantized by default, with scales for the whole batch.
     let model = open(fixtures().join("models/tiny-bert"), folder.path(), None, runtime).unwrap();
     let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
     let config = Config { cases: 16, failure_persistence: None, ..Config::default() };

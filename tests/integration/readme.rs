@@ -1,5 +1,5 @@
-//! Runs the commands and programs of the README, in order, and the requests of the API documentation, and compares
-//! messages in the documentation with those of the program.
+//! Runs the README's commands and programs, in order, and the requests in the API documentation, and compares messages
+//! in the documentation with the program's.
 //!
 //! A code block that cannot run in a test is marked `<!-- not run: REASON -->` on the line before it.
 
@@ -62,7 +62,7 @@ fn readme() -> Vec<Block> {
     blocks_of("README.md")
 }
 
-/// The commands of a block: its lines without comments, joined at a trailing backslash.
+/// Commands in a block: its lines without comments, joined at a trailing backslash.
 fn commands(code: &str) -> Vec<String> {
     let joined = code.replace("\\\n", " ");
     let lines = joined.lines().map(|line| line.split(" # ").next().unwrap_or_default().trim().to_owned());
@@ -97,7 +97,7 @@ fn checkout() -> tempfile::TempDir {
     folder
 }
 
-/// Runs the last command of `make run` on another port.
+/// Runs the last command in `make run` on another port.
 fn make_run() -> Server {
     // Under `make test`, make would also print the folders that it enters.
     let mut plan = Command::new("make");
@@ -128,7 +128,7 @@ fn shell(folder: &Path) -> Command {
     shell
 }
 
-/// The code with the address of the last server that was started.
+/// The code with the last started server's address.
 fn with_address(server: Option<&Server>, code: &str) -> String {
     match server {
         Some(server) => code.replace(SHOWN, &server.address),
@@ -215,13 +215,13 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
     assert!(count > 10, "{count} requests");
 }
 
-/// The messages that the page quotes are those of the program; `…` is any text.
+/// The program contains every message that the page quotes; `…` is any text.
 #[test]
 fn messages_of_troubleshooting_exist() {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let files = ["src", "compiler/src", "cli/src"].map(|folder| sources(&root().join(folder), "rs")).concat();
     let source: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
-    // A backslash joins the lines of a string.
+    // A backslash joins a string's lines.
     let mut parts = source.split("\\\n");
     let first = parts.next().unwrap_or_default().to_owned();
     let source = parts.fold(first, |joined, part| joined + part.trim_start());

@@ -1,4 +1,4 @@
-//! Every fault in the table of `docs/reliability.md` names a test, and the test exists.
+//! Every fault in the table in `docs/reliability.md` names a test, and the test exists.
 
 use std::fs;
 

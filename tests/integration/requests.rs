@@ -1,4 +1,4 @@
-//! Bodies, methods and limits of requests, on every route.
+//! Request bodies, methods and limits, on every route.
 
 use std::sync::{
     Arc,
@@ -28,7 +28,7 @@ async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
     answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
 }
 
-/// All paths of the API, and whether they take POST.
+/// All API paths, and whether they take POST.
 fn paths() -> Vec<(String, bool)> {
     let document: Value = serde_json::from_str(include_str!("../../src/api/openapi/openapi.json")).unwrap();
     let paths = document["paths"].as_object().unwrap().iter();
@@ -36,7 +36,7 @@ fn paths() -> Vec<(String, bool)> {
     paths.map(|(path, methods)| (named(path), methods.get("post").is_some())).collect()
 }
 
-/// A body of many megabytes, and the number of bytes that were read of it.
+/// A body with many megabytes, and a count of the bytes read from it.
 fn counted() -> (Body, Arc<AtomicUsize>) {
     const PIECE: usize = 1024;
     let read = Arc::new(AtomicUsize::new(0));
@@ -84,7 +84,7 @@ async fn only_post_needs_a_permit() {
     }
 }
 
-/// Derived deserializers accept a list of the fields.
+/// Derived deserializers accept a list in place of an object.
 #[tokio::test]
 async fn lists_in_place_of_objects_are_refused() {
     let app = app(Limits::default());
@@ -176,7 +176,7 @@ async fn a_server_without_models_says_so() {
     }
 }
 
-/// Errors outside of the prefix are those of other unknown paths.
+/// Errors outside the prefix equal errors for other unknown paths.
 #[tokio::test]
 async fn paths_outside_of_the_prefix_have_no_route() {
     let router = below(Some("/large"), app(Limits::default()));

@@ -1,5 +1,5 @@
-//! Sparse vectors and multi-vectors: the same as those of sentence-transformers, PyLate and FlagEmbedding, in fp32 and in
-//! the native engine, and the routes that return them.
+//! Sparse vectors and multi-vectors: the same as in sentence-transformers, PyLate and FlagEmbedding, in fp32 and in the
+//! native engine, and the routes that return them.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -31,7 +31,7 @@ use crate::{
     native::recipe,
 };
 
-/// The tolerance of fp32 relative to the libraries.
+/// Tolerance for fp32 relative to the libraries.
 const TOLERANCE: f32 = 1e-5;
 
 #[derive(Deserialize)]
@@ -47,7 +47,7 @@ struct Routed {
     role: String,
     ids: Vec<u32>,
     sparse: Vec<(u32, f32)>,
-    /// Of a query, with all documents.
+    /// For a query, with all documents.
     #[serde(default)]
     scores: Vec<f32>,
 }
@@ -58,7 +58,7 @@ struct MultiVector {
     role: String,
     ids: Vec<u32>,
     vectors: Vec<Vec<f32>>,
-    /// Of a query, with all documents.
+    /// For a query, with all documents.
     #[serde(default)]
     scores: Vec<f32>,
 }
@@ -69,7 +69,7 @@ struct Three {
     dense: Vec<f32>,
     sparse: Vec<(u32, f32)>,
     vectors: Vec<Vec<f32>>,
-    /// Of the first text, with all others.
+    /// For the first text, with all others.
     #[serde(default)]
     scores: Vec<f32>,
 }
@@ -79,7 +79,7 @@ fn goldens<C: DeserializeOwned>(name: &str) -> BTreeMap<String, Vec<C>> {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// A fixture in a precision. Its weights are random, so there is no floor of its quality.
+/// A fixture in a precision. Its weights are random, so there is no quality floor.
 fn build(name: &str, precision: Precision, folder: &Path, runtime: Runtime) -> Model {
     let mut request = recipe(name, folder);
     request.precision = Some(precision);
@@ -88,7 +88,7 @@ fn build(name: &str, precision: Precision, folder: &Path, runtime: Runtime) -> M
     serve(&request.out).unwrap()
 }
 
-/// A fixture in int8 with the floor of the quality gate, or with `floor`, but fewer neighbours: vectors of random weights
+/// A fixture in int8 with the quality gate's floor, or with `floor`, but fewer neighbours: vectors from random weights
 /// are almost equally near to each other.
 fn build_above_floor(name: &str, floor: &str, folder: &Path, runtime: Runtime) -> kivu::Result<Model> {
     let source = fixtures().join("models").join(name);
@@ -125,7 +125,7 @@ fn scattered(entries: &[(u32, f32)]) -> Vec<f32> {
     dense
 }
 
-/// The largest difference of weights, and the tokens of both above the tolerance.
+/// Largest weight difference; tokens above the tolerance must be equal.
 fn sparse_difference(found: &[(u32, f32)], expected: &[(u32, f32)]) -> f32 {
     let ids = |entries: &[(u32, f32)]| -> Vec<u32> {
         entries.iter().filter(|(_, value)| *value > TOLERANCE).map(|(id, _)| *id).collect()
@@ -158,7 +158,7 @@ async fn sparse_vectors_are_those_of_sentence_transformers() {
     }
 }
 
-/// The vectors and scores of a model whose queries have weights of tokens.
+/// Vectors and scores for a model with query token weights.
 async fn compare_routed(model: &Model, cases: &[Routed]) {
     let pipeline = pipeline(model);
     let mut documents = Vec::new();
@@ -173,7 +173,7 @@ async fn compare_routed(model: &Model, cases: &[Routed]) {
         }
         let scores: Vec<f32> = documents.iter().map(|document| found.dot(document)).collect();
         let off = difference(&scores, &case.scores);
-        // Relative to sums of up to a hundred.
+        // Relative to sums up to a hundred.
         assert!(off < 100.0 * TOLERANCE, "{:?}: {scores:?}, but {:?}", case.text, case.scores);
     }
 }
@@ -200,7 +200,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     let ids: Vec<u64> = found[0].as_array().unwrap().iter().map(|it| it["index"].as_u64().unwrap()).collect();
     assert_eq!(ids, cases[0].sparse.iter().map(|(id, _)| u64::from(*id)).collect::<Vec<_>>());
 
-    // On the hub, the files of the encoder are often next to `modules.json`.
+    // On the hub, the encoder's files are often next to `modules.json`.
     let moved = folder.path().join("moved");
     copy(&fixtures().join("models").join(&name), &moved);
     let encoder = moved.join("document_0_Transformer");
@@ -214,7 +214,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     build().unwrap();
     compare_routed(&serve(&out).unwrap(), &cases).await;
 
-    // Queries with the modules of documents are read like these.
+    // Queries with document modules are read like these.
     let alike = folder.path().join("alike");
     copy(&fixtures().join("models").join(&name), &alike);
     let modules = |names: &str| format!("\"query\": [\n            {names}\n        ]");
@@ -250,7 +250,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     ");
 }
 
-/// The vectors and scores of a model for late interaction.
+/// Vectors and scores for a late-interaction model.
 async fn compare_multi_vectors(name: &str, model: &Model, cases: &[MultiVector], tolerance: f32) {
     let pipeline = pipeline(model);
     for case in cases {
@@ -326,7 +326,7 @@ async fn three_kinds_of_vectors_are_those_of_flag_embedding() {
         let options = RankingOptions { truncation: Truncation::At(Side::Right), raw_scores: true };
         let found = ranking.score(query, documents.collect(), options, deadline()).await.unwrap().0;
         assert!(difference(&found, &cases[0].scores) < TOLERANCE, "{found:?}");
-        // One kind of a request has the same values as all of them.
+        // A single requested kind has the same values as all kinds together.
         let sparse =
             vectors(pipeline(&model), &cases[0].text, &[VectorKind::Sparse], &of_role("query")).await;
         assert_eq!(sparse.dense, None);
@@ -359,7 +359,7 @@ async fn every_kind_of_vectors_is_served() {
     let list = found[0].as_array().unwrap();
     assert_eq!(list.iter().map(|it| it["index"].as_u64().unwrap() as u32).collect::<Vec<_>>(), expected);
     assert!(list.iter().all(|it| it["word"].is_string()), "{found}");
-    // The route of the model's first kind of vectors.
+    // The route for the model's first vector kind.
     let (_, by_default) = send(&models, "/models/tiny-splade-bert", json!({ "inputs": text })).await;
     assert_eq!(by_default[0].as_array().unwrap().len(), sparse.sparse.len());
 
@@ -397,7 +397,7 @@ async fn every_kind_of_vectors_is_served() {
     let ids: Vec<u32> = three.sparse.iter().map(|(id, _)| *id).collect();
     assert_eq!(found["outputs"][0]["data"], json!(ids), "{found}");
     assert_eq!(found["outputs"][1]["data"], json!([three.vectors.len()]));
-    // The first kind of vectors, whether it is named or not.
+    // The first vector kind, whether it is named or not.
     for outputs in [json!([]), json!([{ "name": "embedding" }])] {
         let body = json!({ "inputs": inputs, "outputs": outputs });
         let (_, found) = send(&models, "/v2/models/tiny-bge-m3/infer", body).await;
@@ -407,7 +407,7 @@ async fn every_kind_of_vectors_is_served() {
     }
 }
 
-/// The vectors of a row of a batch job.
+/// Vectors in a batch job's row.
 fn compare_row(columns: [Value; 3], case: &Three, form: &str) {
     let [dense, sparse, multi_vector] = columns;
     let dense: Vec<f32> = serde_json::from_value(dense).unwrap();

@@ -103,7 +103,7 @@ impl Drop for Server {
     }
 }
 
-/// The lock of tests that start servers: two at once would slow each other down on two CPUs.
+/// Lock for tests that start servers: two at once would slow each other down on two CPUs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -123,7 +123,7 @@ pub(crate) fn kivu(bundle: &Path) -> Command {
     command
 }
 
-/// A bundle of `tiny-bert` in a temporary folder.
+/// A `tiny-bert` bundle in a temporary folder.
 pub(crate) fn bundle() -> Option<(tempfile::TempDir, PathBuf)> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ fn bad_requests_do_not_end_the_server() {
     assert_eq!(body(good()), expected, "after a truncated body");
 }
 
-/// Waits until the server reads the body of a request with `expect: 100-continue`.
+/// Waits until the server reads the body after `expect: 100-continue`.
 pub(crate) fn wait_for_continue(connection: &mut TcpStream) {
     let mut interim = [0; 25];
     connection.read_exact(&mut interim).unwrap();
@@ -320,7 +320,7 @@ fn without_connections<T: Send>(start: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// The number of the system call `connect`.
+/// Number of the system call `connect`.
 fn libc_connect() -> i64 {
     if cfg!(target_arch = "x86_64") { 42 } else { 203 }
 }

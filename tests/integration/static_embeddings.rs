@@ -1,4 +1,5 @@
-//! Static embeddings: the vectors of sentence-transformers, without a runtime library, and the same from ONNX Runtime.
+//! Static embeddings: vectors equal to sentence-transformers', without a runtime library, and the same
+//! from ONNX Runtime.
 
 use std::{fs, path::Path};
 
@@ -94,7 +95,7 @@ async fn tables_keep_the_contract_of_backends() {
             [ids, mask].map(|values| Tensor::integers(ElementType::Int64, shape, values).unwrap());
         backend.infer(vec![ids, mask], deadline()).await
     };
-    // Padding has no weight, and neither has a text of padding alone.
+    // Padding has no weight, and neither has a text with only padding.
     let alone = infer(vec![7, 9], vec![1, 1], 1).await.unwrap()[0].as_fp32().unwrap().to_vec();
     let padded = infer(vec![7, 9, 3, 3, 3, 3], vec![1, 1, 0, 0, 0, 0], 2).await.unwrap();
     let padded = padded[0].as_fp32().unwrap();
@@ -134,7 +135,7 @@ fn unusable_tables_are_refused() {
             fs::rename(weights, model.join("pytorch_model.bin")).unwrap();
         }),
         refusal("tiny-model2vec", &|model| {
-            // Rows of half precision: the last of the mapping's integers leads out of the table.
+            // Half-precision rows: the mapping's last integer leads out of the table.
             let path = model.join("model.safetensors");
             let mut bytes = fs::read(&path).unwrap();
             let header = String::from_utf8_lossy(&bytes).into_owned();
@@ -164,7 +165,7 @@ fn unusable_tables_are_refused() {
     ");
 }
 
-/// A model whose list of modules names the folder of its table, and more modules after it.
+/// A model whose module list names its table's folder, and more modules after it.
 #[tokio::test]
 async fn tables_in_a_folder_of_their_own_and_with_modules() {
     let Some(runtime) = runtime() else { return };

@@ -19,7 +19,7 @@ async fn sentence_t5_with_a_dense_module() {
     tiny(NAME).await;
 }
 
-/// The decoder of a whole checkpoint is not used if there are files of sentence-transformers.
+/// A whole checkpoint's decoder is not used if there are sentence-transformers files.
 #[tokio::test]
 async fn a_whole_t5_with_a_pooling() {
     let folder = tempfile::tempdir().unwrap();
@@ -41,7 +41,7 @@ async fn quantized_t5_encoders_are_close_to_fp32() {
     quantized_is_close_to_fp32(NAME, Engine::Native).await;
 }
 
-/// As the authors of T5 publish it, a model has only a SentencePiece model.
+/// As T5's authors publish it, a model has only a SentencePiece model.
 #[tokio::test]
 async fn the_encoder_of_mt5_is_built_with_its_sentencepiece_model() {
     let Some(runtime) = runtime() else { return };

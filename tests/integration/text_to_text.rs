@@ -1,5 +1,5 @@
-//! Summaries and other texts from texts, against the pipelines `summarization` and `text2text-generation` of
-//! `transformers`.
+//! Summaries and other texts from texts, compared with the `summarization` and `text2text-generation`
+//! pipelines in `transformers`.
 
 use std::{
     fs,
@@ -49,7 +49,7 @@ struct Tokenized {
     ids: Vec<u32>,
 }
 
-/// A call of a pipeline, and its whole result.
+/// A pipeline call, and its whole result.
 #[derive(Deserialize)]
 struct Call {
     task: String,
@@ -91,8 +91,8 @@ fn options(mut parameters: Map<String, Value>) -> Seq2SeqOptions {
     }
 }
 
-/// Compares the texts of a model with those of the pipelines of `transformers`, for every call of its task in the golden
-/// file of `name`. Returns the differences.
+/// Compares a model's texts with the `transformers` pipelines, for every call for its task in the golden file `name`.
+/// Returns the differences.
 pub(crate) async fn compare_with_pipelines(
     name: &str,
     pipeline: &Seq2SeqPipeline,
@@ -178,7 +178,7 @@ async fn t5_translates_after_its_instructions() {
         let found = pipeline(&model).generate(vec![text.to_owned()], &options, deadline).await;
         found.map(|mut found| found.texts.remove(0).remove(0).text)
     };
-    // Each sentence of a text that is too long has its own instruction.
+    // Each sentence in a too long text has its own instruction.
     let sentence = "The dog sleeps in the sun and the documents are nearest to it in meaning.";
     let one = translate("English", "German", sentence).await.unwrap();
     assert!(!one.is_empty());
@@ -219,7 +219,7 @@ fn ids_equal_those_of_the_tokenizers_of_transformers() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Old models have the files of their slow tokenizer only.
+/// Old models have only slow tokenizer files.
 #[test]
 fn byte_pairs_are_read_from_the_files_of_the_slow_tokenizer() {
     let Some(runtime) = runtime() else { return };
@@ -246,7 +246,7 @@ fn byte_pairs_are_read_from_the_files_of_the_slow_tokenizer() {
     insta::assert_snapshot!(error.split_once("`: ").unwrap().1, @"expected two pieces in each line of `merges.txt`, but found `ab`");
 }
 
-/// A copy of a fixture whose `config.json` has other fields.
+/// A fixture copy whose `config.json` has other fields.
 fn changed(name: &str, fields: &Value, folder: &Path) -> PathBuf {
     let (source, copy) = (fixtures().join("models").join(name), folder.join("changed"));
     fs::create_dir_all(&copy).unwrap();
@@ -345,7 +345,7 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
     let (status, summary) = ask(&app, "/models/tiny-bart", &short).await;
     assert_eq!(status, StatusCode::OK, "{summary}");
     let summary = summary[0]["summary_text"].as_str().unwrap().to_owned();
-    // The same options in the other place, of which one takes precedence.
+    // The same options in the other place; `generate_parameters` takes precedence.
     let own = json!({"generate_parameters": {"num_beams": 1, "max_new_tokens": 4}, "num_beams": 3});
     let (_, same) = ask(&app, "/", &json!({"inputs": [text], "parameters": own})).await;
     assert_eq!(same, json!([{ "summary_text": summary }]));

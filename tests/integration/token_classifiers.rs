@@ -1,4 +1,4 @@
-//! The same entities as the `token-classification` pipeline of `transformers`, on a tiny model of every family.
+//! The same entities as the `token-classification` pipeline in `transformers`, on a tiny model from every family.
 
 use std::{fs, path::Path};
 
@@ -24,7 +24,7 @@ use tower::ServiceExt;
 
 use crate::models::{Silent, build_request, fixtures, open, open_for, request, runtime, serve};
 
-/// The tolerance of a score relative to `transformers` in fp32.
+/// Score tolerance relative to `transformers` in fp32.
 const TOLERANCE: f64 = 1e-5;
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ struct Golden {
     entries: Vec<Entry>,
 }
 
-/// A call of the pipeline of `transformers`, and its result.
+/// A call to the `transformers` pipeline, and its result.
 #[derive(Debug, Deserialize)]
 struct Entry {
     inputs: Value,
@@ -49,7 +49,7 @@ pub(crate) async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value
     (status, serde_json::from_slice(&bytes).unwrap())
 }
 
-/// Whether two outputs are equal but for the tolerance of scores.
+/// Whether two outputs are equal except for the score tolerance.
 pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) => {
@@ -69,7 +69,7 @@ pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
     }
 }
 
-/// Compares the outputs of a model with those in the golden file of `name`; all failures are reported.
+/// Compares a model's outputs with the golden file `name`; all failures are reported.
 async fn compare_with(name: &str, model: &Model) {
     let path = format!("/models/{}", model.name);
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
@@ -77,7 +77,7 @@ async fn compare_with(name: &str, model: &Model) {
     let mut failures = Vec::new();
     for Entry { inputs, parameters, output } in &entries {
         let mut sent = parameters.clone();
-        // The defaults of the pipeline of `transformers`, which are not those of the model hub.
+        // Defaults in the `transformers` pipeline, which differ from the model hub's.
         sent["truncate"] = true.into();
         sent["aggregation_strategy"] =
             parameters.get("aggregation_strategy").cloned().unwrap_or_else(|| "none".into());
@@ -146,7 +146,7 @@ fn bert(folder: &Path) -> Option<Model> {
     Some(open_for(Task::TokenClassification, "tiny-bert-ner", folder, runtime()?).unwrap())
 }
 
-/// The head for tokens is that of the adapter: its base has none.
+/// The adapter contains the token head: its base has none.
 #[tokio::test]
 async fn an_adapter_adds_a_head_for_tokens() {
     let Some(runtime) = runtime() else { return };
@@ -163,7 +163,7 @@ async fn an_adapter_adds_a_head_for_tokens() {
     compare_with("tiny-bert-ner-lora", &serve(&out).unwrap()).await;
 }
 
-/// An export has the graph of the bundle, and the other files of the source.
+/// An export has the bundle's graph, and the source's other files.
 #[tokio::test]
 async fn onnx_exports_label_tokens_too() {
     let Some(runtime) = runtime() else { return };
@@ -205,7 +205,7 @@ async fn entities_are_grouped_by_default_and_replaced_on_request() {
         post(&model, PATH, &json!({ "inputs": [SARAH, "x"], "parameters": { "redact": true } })).await;
     assert_eq!(redacted[0]["entities"], plain);
     let text = redacted[0]["text"].as_str().unwrap();
-    // The words that have a part of an entity.
+    // Words that contain a part of an entity.
     let bounds: Vec<usize> = word_bounds(SARAH).into_iter().collect();
     let places = SARAH.char_indices().map(|(byte, _)| byte).chain([SARAH.len()]).collect::<Vec<_>>();
     let is_covered = |word: &&[usize]| {
@@ -289,7 +289,7 @@ async fn kserve_takes_token_ids_and_texts() {
     assert!(values[..35].iter().all(|value| *value != 0.0) && values[35..].iter().all(|value| *value == 0.0));
 }
 
-/// The bundle of a copy of a fixture with another class in its `config.json`, and the remark of its build.
+/// Bundles a fixture copy with another class in its `config.json`; returns the build's remark.
 fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Result<Option<String>, String>> {
     let runtime = runtime()?;
     let source = folder.join("source");
@@ -320,7 +320,7 @@ fn heads_that_are_left_out_are_named_or_refused() {
     insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a token label head; embeddings do zero-shot classification and ranking with `strategy = \"embedding\"` in a recipe");
 }
 
-/// The weights of the fixture are random, so that there is no floor of its quality.
+/// The fixture's weights are random, so there is no quality floor.
 #[test]
 fn the_quality_of_int8_is_measured_token_by_token() {
     let Some(runtime) = runtime() else { return };
@@ -355,7 +355,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
     );
 }
 
-/// The output of a job on `rows`, called `name`.
+/// Output from a job on `rows`, called `name`.
 pub(crate) async fn batch(model: &Model, name: &str, rows: &str, parameters: &Parameters) -> String {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|side| folder.path().join(format!("{side}-{name}")));

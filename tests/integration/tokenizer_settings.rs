@@ -1,4 +1,4 @@
-//! The settings of `tokenizer_config.json` that `transformers` prefers to those of `tokenizer.json`.
+//! Settings in `tokenizer_config.json` that `transformers` prefers to `tokenizer.json`.
 
 use std::{collections::BTreeMap, fs};
 
@@ -20,7 +20,7 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     model: String,
-    /// Changes of files, by name.
+    /// File changes, by name.
     patches: BTreeMap<String, Value>,
     ids: Vec<Vec<u32>>,
 }

@@ -26,7 +26,7 @@ struct Golden {
     decoded: Vec<Decoded>,
 }
 
-/// Given targets, and the logits of each step, or of some steps.
+/// Given targets, and logits for all or some steps.
 #[derive(Deserialize)]
 struct TeacherForced {
     ids: Vec<i64>,
@@ -53,7 +53,7 @@ fn golden(model: &str) -> Golden {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Both graphs of a translation bundle.
+/// Both graphs in a translation bundle.
 struct Graphs {
     encoder: Session,
     decoder: Session,
@@ -66,7 +66,7 @@ impl Graphs {
         Self { encoder: open(&manifest.graph), decoder: open(&settings(bundle).decoder.graph) }
     }
 
-    /// The logits of each step of each row, with given targets.
+    /// Logits per step and row, with given targets.
     fn logits(&self, rows: &[&TeacherForced], padding: i64) -> Vec<Vec<Vec<f32>>> {
         let width = rows.iter().map(|row| row.ids.len()).max().unwrap();
         let shape = vec![rows.len(), width];
@@ -112,7 +112,7 @@ impl Graphs {
     }
 }
 
-/// The outputs of a session by name, with inputs from `known`.
+/// A session's outputs by name, with inputs from `known`.
 fn run(session: &Session, known: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let signature = session.signature();
     let pick = |name: &str| known.iter().find(|(known, _)| known == name).unwrap().1.clone();
@@ -172,7 +172,7 @@ fn ids_equal_those_of_the_slow_tokenizers_of_transformers() {
         let settings = settings(&bundle);
         let tokenizer = Tokenizer::open(&bundle.path("tokenizer.json")).unwrap();
         let has_first = ["nllb", "m2m100", "mbart50"].iter().any(|family| model.contains(family));
-        // mBART has the token of the language after the end.
+        // mBART has the language token after the end.
         let (first, last) = (usize::from(has_first), 1 + usize::from(model == "tiny-mbart"));
         let mut wrong = Vec::new();
         for Tokenized { src_lang, text, ids } in golden(model).tokenized {

@@ -1,4 +1,4 @@
-//! Vectors as integers and bits: the arithmetic of sentence-transformers, and every way to ask for them.
+//! Vectors as integers and bits: sentence-transformers' arithmetic, and every way to request them.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ struct Golden {
 fn integers_and_bits_are_those_of_sentence_transformers() {
     let golden = fs::read(fixtures().join("goldens/vectors.json")).unwrap();
     let Golden { cases } = serde_json::from_slice(&golden).unwrap();
-    // The file has the ranges of fewer dimensions first.
+    // The file has the ranges for fewer dimensions first.
     let file: Vec<f32> = cases.iter().rev().flat_map(|case| case.ranges.concat()).collect();
     let file: Vec<u8> = file.iter().flat_map(|value| value.to_le_bytes()).collect();
     let ranges = Ranges::from_bytes(&file, cases[0].ranges[0].len()).unwrap();
@@ -67,7 +67,7 @@ fn integers_and_bits_are_those_of_sentence_transformers() {
             assert_eq!(serde_json::to_value(found).unwrap(), *expected, "{wanted} of {size}");
         }
     }
-    // Their own ranges are equal but for the rounding of the lengths.
+    // Their own ranges are equal except for rounding in the lengths.
     let own = Ranges::of(&cases[0].samples).to_bytes();
     let values = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()

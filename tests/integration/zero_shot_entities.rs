@@ -25,7 +25,7 @@ struct Golden {
     entries: Vec<Entry>,
 }
 
-/// A call of `predict_entities`, and its result.
+/// A call to `predict_entities`, and its result.
 #[derive(Debug, Deserialize)]
 struct Entry {
     inputs: String,
@@ -75,7 +75,7 @@ async fn with_two_recurrent_layers() {
     compare("tiny-gliner-deep").await;
 }
 
-/// The published models have neither the tokenizer nor the config of the encoder, which are those of DeBERTa v3.
+/// Published models lack the tokenizer and the encoder config, which come from DeBERTa v3.
 #[tokio::test]
 async fn with_the_files_of_the_encoder() {
     let Some(runtime) = runtime() else { return };
@@ -89,16 +89,16 @@ async fn with_the_files_of_the_encoder() {
     compare_with("tiny-gliner", &model).await;
 }
 
-/// The config of the encoder of a fixture, as in the repository of the encoder.
+/// A fixture's encoder config, as in the encoder's repository.
 fn encoder_config() -> String {
     let file = fs::read(fixtures().join("models/tiny-gliner/gliner_config.json")).unwrap();
     let mut config: Value = serde_json::from_slice::<Value>(&file).unwrap()["encoder_config"].take();
-    // Without the tokens of GLiNER.
+    // Without GLiNER's tokens.
     config["vocab_size"] = 281.into();
     config.to_string()
 }
 
-/// A copy of a fixture without the tokenizer, and in its config neither the encoder nor the ids of tokens.
+/// A fixture copy without the tokenizer, whose config lacks the encoder and token ids.
 fn without_encoder(folder: &Path) -> PathBuf {
     let (source, fixture) = (folder.join("source"), fixtures().join("models/tiny-gliner"));
     fs::create_dir(&source).unwrap();
@@ -178,7 +178,7 @@ async fn long_texts_are_read_in_windows() {
         assert_eq!((&found["word"], &found["score"]), (&expected["word"], &expected["score"]));
         assert_eq!(found["start"].as_u64(), expected["start"].as_u64().map(|start| start + 1));
     }
-    // The last words of a text alone.
+    // Only a text's last words.
     let left = json!({ "truncate": true, "truncation_direction": "left" });
     let (status, answer) = post(&model, PATH, &asked(&long, &left)).await;
     assert_eq!(status, 200, "{answer}");

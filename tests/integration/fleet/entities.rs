@@ -1,4 +1,4 @@
-//! Entities with labels of the request on a fleet, by the model that `kivu triton` writes.
+//! Zero-shot entities on a fleet, with the model that `kivu triton` writes.
 
 use kivu::{
     config::{ModelConfig, Policy},
@@ -24,7 +24,7 @@ async fn entities_on_the_fleet_are_those_of_the_local_model() {
     let names = write(&Bundle::open(&bundle).unwrap(), &repository, &options()).unwrap();
     assert_eq!(names, [task.to_string()]);
     let triton = Triton::start(&packages, &repository);
-    // One batch, with words and tokens of different numbers.
+    // One batch, with different word and token counts.
     let body = json!({
         "inputs": ["My name is Wolfgang and I live in Berlin", " ", "x", "unaffordablenesses of Bob"],
         "parameters": {"labels": ["person", "city", "e-mail address"], "threshold": 0.2, "flat": false},

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::models::runtime;
 
-/// An embedding model like that of article 004, without its tokenizer.
+/// An embedding model like in article 004, without its tokenizer.
 pub(crate) const REMOTE: &str = "embedding_model";
 
 /// A repository with that model, and its bundle.
@@ -71,8 +71,8 @@ impl Stage {
 
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
-/// How long after its deadline a response may arrive: enough for a busy machine, and less than half of each deadline, so
-/// that a response at a multiple of the deadline is too late.
+/// Maximum response delay after the deadline: enough for a busy machine, and less than half of each deadline, so that a
+/// response at a multiple of the deadline is too late.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
 /// Enough texts that `auto` sends them to the fleet.
@@ -90,7 +90,7 @@ async fn embed(app: &Router, body: &Value) -> Answer {
     post(app, "/embed", body).await
 }
 
-/// Whether a message contains no addresses and no internals of a server.
+/// Whether a message contains no addresses and no server internals.
 fn may_be_shown(answer: &Answer) -> bool {
     let text = answer.body.to_string();
     ["127.0.0.1", "://", "/tmp", "Traceback", ".py"].iter().all(|part| !text.contains(part))
@@ -119,7 +119,7 @@ fn failed(answers: &[(Answer, Duration)]) -> Vec<String> {
     failed.map(|(answer, took)| format!("{} {} after {took:?}", answer.status, answer.body)).collect()
 }
 
-/// One of two servers is frozen and killed under load, and all requests succeed.
+/// One server out of two is frozen and killed under load, and all requests succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_servers_fails_under_load() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -202,7 +202,7 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
     let (answer, took) = timed(embed(&auto, &large())).await;
     assert_eq!((answer.status, answer.backend()), (200, "onnx"), "{} after {took:?}", answer.body);
     triton.signal("CONT");
-    // The server shuts down gracefully, and starts again at the second of its two addresses.
+    // The server shuts down gracefully, and starts again at its second address.
     triton.signal("TERM");
     let moved = Triton::start_at(&stage.packages, &stage.repository, [http, grpc], &[]);
     let both = stage.app(Policy::Fleet, &[urls[0].clone(), moved.urls()[0].clone()], LONG);
@@ -233,7 +233,7 @@ async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
     drop(silent);
 }
 
-/// Errors of the server: a missing model, a missing version, wrong shapes.
+/// Server errors: a missing model, a missing version, wrong shapes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_errors_are_returned_without_secrets() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -420,7 +420,7 @@ async fn connections_are_reused_and_replaced() {
         }
         let made = proxy.connections() - at_start;
         assert!((1..=2).contains(&made), "{scheme}: {made} connections for 10 requests");
-        // As after a freeze of the function: the connection was closed without notice.
+        // As after the function is frozen: the connection was closed without notice.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;
         proxy.turn(Mischief::None);
@@ -487,8 +487,8 @@ fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
         .to_string()
 }
 
-/// The fleet fails and recovers repeatedly, and half of the clients disconnect early: the others get right responses,
-/// and those that disconnected do not occupy the request limit.
+/// The fleet fails and recovers repeatedly, and half the clients disconnect early: the others get right responses, and
+/// disconnected clients do not occupy the request limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fleet_flaps_while_callers_leave() {
     let Some(stage) = Stage::set(&[], "") else { return };
@@ -522,12 +522,12 @@ async fn the_fleet_flaps_while_callers_leave() {
     assert!(first > 20 && second > 20, "{first} and {second} left");
     assert!(!answers.is_empty() && failed(&answers).is_empty(), "{:#?}", failed(&answers));
     assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &expected)));
-    // All of the request limit is available again.
+    // The whole request limit is available again.
     let again = join_all((0..ROOM).map(|_| embed(&app, &asked))).await;
     assert!(again.iter().all(|answer| answer.status == 200));
 }
 
-/// Sends requests and disconnects before the response is complete. Returns the number of requests.
+/// Sends requests and disconnects before the response is complete. Returns the request count.
 async fn leave(app: &Router, asked: &Value, soonest: u64) -> u64 {
     let until = Instant::now() + Duration::from_secs(4);
     let mut left = 0;

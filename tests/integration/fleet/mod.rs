@@ -1,4 +1,4 @@
-//! Models on a real Triton server: the fleets of five published articles, and failures of servers.
+//! Models on a real Triton server: five published articles' fleets, and server failures.
 
 mod entities;
 pub(crate) mod faults;

@@ -34,9 +34,9 @@ pub(crate) enum Mischief {
     Delay(Duration),
     /// Sends a few bytes at a time.
     Drip,
-    /// Closes the connection after this number of bytes.
+    /// Closes the connection after this many bytes.
     CutAfter(usize),
-    /// Changes the byte at this index of each piece.
+    /// Changes the byte at this index in each piece.
     Corrupt(usize),
     /// Accepts connections and sends nothing.
     Silence,
@@ -83,7 +83,7 @@ impl Proxy {
         *self.mischief.lock().unwrap() = mischief;
     }
 
-    /// The number of connections so far.
+    /// Connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -162,7 +162,7 @@ async fn drip(to: &mut (impl AsyncWriteExt + Unpin), piece: &[u8]) -> bool {
     true
 }
 
-/// Terminates TLS in front of a server without it, until it is dropped.
+/// Terminates TLS in front of a plain-text server, until it is dropped.
 pub(crate) struct TlsEnd {
     pub(crate) port: u16,
     accepting: JoinHandle<()>,
@@ -202,7 +202,7 @@ impl Drop for TlsEnd {
     }
 }
 
-/// A file of the test authority or of the server certificate.
+/// A file from the test authority or for the server certificate.
 pub(crate) fn tls(file: &str) -> PathBuf {
     fixtures().join("../fleet/tls").join(file)
 }

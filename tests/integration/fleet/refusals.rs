@@ -1,7 +1,7 @@
 //! A server that refuses requests as invalid.
 //!
-//! With the policy `auto` such requests run in this process, like those that fail on the fleet for another reason: Kivu
-//! has validated them, so the local model may accept them.
+//! With the policy `auto` such requests run in this process, like requests that fail on the fleet for another reason:
+//! Kivu has validated them, so the local model may accept them.
 
 use std::sync::{
     Arc,
@@ -23,7 +23,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use super::{agree, app_of, model, post, server::bundle};
 use crate::models::runtime;
 
-/// A server of KServe v2 that describes its model and refuses to run it.
+/// A KServe v2 server that describes its model and refuses to run it.
 struct Refusing {
     url: String,
     refused: Arc<AtomicUsize>,
@@ -31,7 +31,7 @@ struct Refusing {
 }
 
 impl Refusing {
-    /// A server of the model `model` with the inputs of an encoder and `output`.
+    /// A server for the model `model` with encoder inputs and `output`.
     async fn start(output: Value) -> Self {
         let input = |name| json!({ "name": name, "datatype": "INT64", "shape": [-1, -1] });
         let inputs = [input("input_ids"), input("attention_mask")];

@@ -73,7 +73,7 @@ async fn triton_serves_exported_bundles() {
     for ((task, _, path, body), bundle) in cases.iter().zip(&bundles) {
         let here = post(&app_of(ModelConfig::from(bundle.clone())), path, body).await;
         for (url, suffix) in triton.urls().iter().flat_map(|url| [(url, ""), (url, "_text")]) {
-            // A model of texts takes no pairs, and has no places of tokens.
+            // A model with text inputs takes no pairs, and has no token positions.
             if matches!(task, Task::TextRanking | Task::TokenClassification) && suffix == "_text" {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! The fleets of five published articles about transformers on Triton, with tiny weights. The responses of all routes
-//! equal those of the same weights in this process.
+//! Fleets from five published articles about transformers on Triton, with tiny weights. All routes' responses equal
+//! responses from the same weights in this process.
 
 use std::{fs, path::Path};
 
@@ -36,7 +36,7 @@ struct Case {
     requests: Vec<(&'static str, Value)>,
 }
 
-/// Writes the models of all fleets into a repository.
+/// Writes all fleets' models into a repository.
 fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
     let of_texts = [("max_tokens", "64"), ("padding_id", "0")];
     let fixed = [&of_texts[..], &[("padding", "max_length")]].concat();
@@ -189,7 +189,7 @@ async fn each_fleet_responds_like_a_local_model() {
     assert!(failures.is_empty(), "{}\n{}", failures.join("\n"), triton.log());
 }
 
-/// The weights distinguish the texts of a pair, but the model on this fleet has no token types: pairs are refused.
+/// The weights distinguish a pair's texts, but the model on this fleet has no token types: pairs are refused.
 async fn refuses_pairs(bundle: &Path, triton: &Triton) {
     let [url, _] = triton.urls();
     let pair = json!({ "inputs": ["a text", "and another one"] });

@@ -48,7 +48,7 @@ pub(crate) struct Triton {
 }
 
 impl Triton {
-    /// Starts a server of all models in `repository` on unused ports, and waits until it is ready.
+    /// Starts a server for all models in `repository` on unused ports, and waits until it is ready.
     pub(crate) fn start(packages: &Path, repository: &Path) -> Self {
         Self::start_at(packages, repository, free_ports(), &[])
     }
@@ -81,7 +81,7 @@ impl Triton {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
-            // Kills the processes of the models too.
+            // Kills the model processes too.
             .process_group(0)
             .spawn()
             .expect("TEST_TRITON has Triton in it");
@@ -130,7 +130,7 @@ impl Triton {
         [format!("http://127.0.0.1:{}", self.http), format!("grpc://127.0.0.1:{}", self.grpc)]
     }
 
-    /// Sends a signal to the server and to the processes of its models.
+    /// Sends a signal to the server and its model processes.
     pub(crate) fn signal(&self, signal: &str) {
         let group = format!("-{}", self.process.id());
         let _ = Command::new("kill").args(["-s", signal, "--", &group]).stderr(Stdio::null()).status();
@@ -146,7 +146,7 @@ impl Triton {
 impl Drop for Triton {
     fn drop(&mut self) {
         self.kill();
-        // The shared memory of the models remains after both have ended.
+        // The models' shared memory remains after both have ended.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&self.prefix) {
                 let _ = fs::remove_file(entry.path());
@@ -167,7 +167,7 @@ fn sources() -> PathBuf {
     fixtures().join("../fleet")
 }
 
-/// A model of a repository: its name, its program, and its bundle.
+/// A model in a repository: name, program and bundle.
 pub(crate) struct Served<'a> {
     pub(crate) name: &'a str,
     pub(crate) program: Option<&'a str>,
@@ -201,7 +201,7 @@ impl Served<'_> {
     }
 }
 
-/// The lines of a configuration for `parameters`.
+/// Configuration lines for `parameters`.
 pub(crate) fn parameters(parameters: &[(&str, &str)]) -> String {
     let lines = parameters.iter().map(|(name, value)| {
         format!("parameters {{ key: \"{name}\" value {{ string_value: \"{value}\" }} }}\n")

@@ -1,4 +1,4 @@
-//! Traces and metrics of requests to a fleet.
+//! Traces and metrics for fleet requests.
 
 use std::{
     sync::{Arc, Mutex},

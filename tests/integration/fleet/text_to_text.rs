@@ -1,4 +1,4 @@
-//! Summaries, other texts and translations of mBART on a fleet, by the models that `kivu triton` writes.
+//! Summaries, other texts and mBART translations on a fleet, with the models that `kivu triton` writes.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers
     let models = [
         ("tiny-bart", Task::Summarization),
         ("tiny-t5", Task::TextToText),
-        // Its decoder starts with the token of the target, which the program gets as an option.
+        // Its decoder starts with the target token, which the program gets as an option.
         ("tiny-mbart", Task::Translation),
     ];
     let models = models.map(|(name, task)| (name, task, bundle(task, name, folder.path(), runtime)));

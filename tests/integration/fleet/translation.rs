@@ -1,5 +1,5 @@
 //! Translation on a fleet: a published article's model for one language, and the models that `kivu triton` writes, with
-//! all options of `generate`.
+//! all `generate` options.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -25,14 +25,14 @@ use super::{
 };
 use crate::models::{fixtures, runtime};
 
-/// The model of article 001.
+/// The model from article 001.
 pub(super) const TRANSLATOR: &str = "m2m100_translation_model";
 
 pub(super) fn options() -> Options {
     Options { backend: Some(Runner::Python), max_batch_size: 8, instances: 1, tensorrt: false, text: false }
 }
 
-/// Writes the model of article 001, which translates into one language, and one that accepts options.
+/// Writes the model from article 001, which translates into one language, and one that accepts options.
 pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str) {
     let opened = Bundle::open(bundle).unwrap();
     let names = write(&opened, repository, &options()).unwrap();
@@ -49,7 +49,7 @@ pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str)
     }
 }
 
-/// `body` without scores, which the model of the article does not return.
+/// `body` without scores, which the article's model does not return.
 fn without_scores(mut body: Value) -> Value {
     for translation in body["translations"].as_array_mut().into_iter().flatten() {
         translation.as_object_mut().unwrap().remove("score");
@@ -132,7 +132,7 @@ pub(super) fn check_log(triton: &Triton) {
     assert!(!log.contains("Traceback") && !log.to_lowercase().contains("warning:"), "{log}");
 }
 
-/// The pipeline of a bundle whose model runs only on a fleet, as `remote`.
+/// A bundle's pipeline whose model runs only on a fleet, as `remote`.
 pub(super) fn there(bundle: &Path, remote: &str, url: &str) -> Seq2SeqPipeline {
     let models = vec![model(bundle, Policy::Fleet, remote, &[url])];
     let mut models = Model::open_all(&Config { models, ..crate::models::config() }).unwrap();
@@ -142,7 +142,7 @@ pub(super) fn there(bundle: &Path, remote: &str, url: &str) -> Seq2SeqPipeline {
     }
 }
 
-/// Compares every option of `generate` with the output of `transformers`.
+/// Compares every `generate` option with output from `transformers`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exported_translators_generate_like_transformers() {
     let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };

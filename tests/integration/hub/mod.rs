@@ -1,5 +1,5 @@
-//! Models of the Hugging Face hub: downloads from a server with its API, which the `huggingface_hub` package checks, and
-//! models that are served by name.
+//! Models from the Hugging Face Hub: downloads from a server with its API, which the `huggingface_hub` package checks,
+//! and models that are served by name.
 
 mod named;
 mod server;
@@ -27,7 +27,7 @@ use crate::{
     models::fixtures,
 };
 
-/// The hub of a server, with short pauses and an empty cache.
+/// A server's hub configuration, with short pauses and an empty cache.
 fn config(server: &HubServer, cache: &Path) -> HubConfig {
     HubConfig {
         endpoint: server.url.clone(),
@@ -52,7 +52,7 @@ fn server() -> HubServer {
     server
 }
 
-/// The links and the files of a cache, without its locks.
+/// A cache's links and files, without its locks.
 fn layout(cache: &Path) -> BTreeMap<String, String> {
     let (mut found, mut pending) = (BTreeMap::new(), vec![cache.to_owned()]);
     while let Some(folder) = pending.pop() {
@@ -62,7 +62,7 @@ fn layout(cache: &Path) -> BTreeMap<String, String> {
             if let Ok(target) = fs::read_link(&path) {
                 found.insert(name, format!("-> {}", target.display()));
             } else if path.is_dir() {
-                // The locks of both, and the lists of files that only Kivu stores.
+                // Locks from both programs, and file lists that only Kivu stores.
                 if !path.ends_with(".locks") && !path.ends_with(".kivu") {
                     pending.push(path);
                 }
@@ -93,7 +93,7 @@ fn the_cache_is_shared_with_huggingface_hub() {
     let (mut expected, found) = (layout(theirs.path()), layout(ours.path()));
     let model = format!("models--tests--tiny-bert/snapshots/{COMMIT}/model.safetensors");
     assert!(found[&model].starts_with("-> ../../blobs/"), "{found:#?}");
-    // Some versions of the package write a tag into each cache, and files for locks.
+    // Some package versions write a tag into each cache, and lock files.
     expected.retain(|name, _| name.starts_with("models--") && !name.ends_with(".lock"));
     assert_eq!(found, expected);
 
@@ -140,7 +140,7 @@ impl Meter for Bytes {
 fn interrupted_downloads_are_resumed() {
     let (server, cache) = (server(), tempfile::tempdir().unwrap());
     let size = fs::metadata(tiny_bert().join("model.safetensors")).unwrap().len();
-    // More interruptions than attempts: those that deliver bytes are not counted.
+    // More interruptions than attempts: interruptions after delivered bytes are not counted.
     for _ in 0..8 {
         server.fail("model.safetensors", Fault::Cut(1000));
     }
@@ -346,7 +346,7 @@ fn shards_adapters_and_exports_are_fetched() {
     assert!(fetched.adapter.unwrap().join("adapter_model.safetensors").is_file());
     assert!(fetched.origin.starts_with("tests/adapter@"));
 
-    // Only one format of the weights is downloaded.
+    // Only one weight format is downloaded.
     let mut files = read_folder(&fixtures().join("exports/tiny-bert"));
     let graph = files.remove("model.onnx").unwrap();
     files.insert("onnx/model.onnx".into(), graph);
@@ -360,7 +360,7 @@ fn shards_adapters_and_exports_are_fetched() {
     assert!(fetched.folder.join("model.safetensors").is_file() && !fetched.folder.join("onnx").exists());
 }
 
-/// A cache with these files of `tests/tiny-bert`, as copies, as another program downloads them.
+/// A cache with these files from `tests/tiny-bert`, as copies, as another program downloads them.
 fn downloaded_by_others(cache: &Path, names: &[&str]) -> PathBuf {
     let repository = cache.join("models--tests--tiny-bert");
     let snapshot = repository.join("snapshots").join(COMMIT);
@@ -467,7 +467,7 @@ fn static_embeddings_are_fetched() {
     }
 }
 
-/// The published models of GLiNER have neither the tokenizer nor the config of their encoder.
+/// GLiNER's published models have neither the tokenizer nor the config for their encoder.
 #[test]
 fn the_files_of_an_encoder_are_fetched_without_its_weights() {
     let (server, cache) = (server(), tempfile::tempdir().unwrap());

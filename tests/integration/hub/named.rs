@@ -1,4 +1,4 @@
-//! The program with names of models.
+//! The program with model names.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     serving::{Server, alone, kivu},
 };
 
-/// The program with a home of its own and the hub of a server.
+/// The program with its own home and a server's hub.
 fn command(server: &HubServer, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.args(arguments);
@@ -46,14 +46,14 @@ fn serve(server: &HubServer, home: &Path, name: &str) -> Server {
     Server::wait(command.stderr(Stdio::null()).spawn().unwrap())
 }
 
-/// Standard output of a command that succeeds.
+/// A successful command's standard output.
 fn output(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
 }
 
-/// Standard error of a command that fails.
+/// A failing command's standard error.
 fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     assert_eq!(status.code(), Some(1), "an error, not a crash");
@@ -88,7 +88,7 @@ fn a_repository_is_built_once_and_served_by_its_name() {
     assert!(header.starts_with("NAME") && row.starts_with("tests/tiny-bert  feature-extraction"), "{listed}");
     assert!(row.contains(" MB ") && row.contains(" s ") && row.contains("cosine 0.9"), "{listed}");
 
-    // Newer weights are used after `kivu build`, and a build with other options is a bundle of its own.
+    // Newer weights are used after `kivu build`, and a build with other options is a separate bundle.
     let known = output(&mut command(&hub, home.path(), &["build", "tests/tiny-bert"]));
     assert!(known.starts_with("known  tests/tiny-bert"), "{known}");
     let built = output(&mut command(&hub, home.path(), &["build", "tests/tiny-bert", "--precision", "fp32"]));
@@ -98,7 +98,7 @@ fn a_repository_is_built_once_and_served_by_its_name() {
     let precisions: Vec<_> = listed.as_array().unwrap().iter().map(|row| row["precision"].as_str()).collect();
     assert_eq!(precisions, [Some("fp32"), Some("int8")], "the newest first");
 
-    // Both are bundles of this repository, whose name is that of the first.
+    // Both bundles come from this repository, whose name is given to the first.
     let exact = ["build", "tests/tiny-bert", "--precision", "fp32", "--name", "exact", "--out", "exact"];
     output(&mut command(&hub, home.path(), &exact));
     let mut both = kivu(Path::new("tests/tiny-bert"));
@@ -157,7 +157,7 @@ fn folders_with_weights_are_served() {
     assert!(listed.contains("tests/fixtures/models/tiny-bert  feature-extraction"), "{listed}");
 }
 
-/// The commands that `kivu build` prints, and the digest of the bundle that `kivu push` would upload under a name.
+/// The commands that `kivu build` prints, and the bundle digest that `kivu push` would upload under a name.
 fn next_commands(report: &str) -> Vec<String> {
     let report: serde_json::Value = serde_json::from_str(report).unwrap();
     report["next"].as_array().unwrap().iter().map(|next| next.as_str().unwrap().to_owned()).collect()
@@ -179,7 +179,7 @@ fn a_folder_that_was_built_is_served_as_it_was_built() {
         let rows = listed.as_array().unwrap().iter();
         rows.map(|row| row["precision"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    // The folder of that name has weights, too, but the bundle is newer, and the folder is as it was.
+    // The folder with that name has weights, too, but the bundle is newer, and the folder is unchanged.
     drop(serve(&hub, home.path(), "tickets"));
     fs::write(home.path().join("in.csv"), "text\nhello\n").unwrap();
     run(&["batch", "in.csv", "out.csv", "--model", "tickets"]);

@@ -1,4 +1,4 @@
-//! A server with the HTTP API of the Hugging Face hub, and faults on request. `huggingface_hub` downloads from it in
+//! A server with the Hugging Face Hub's HTTP API, and faults on request. `huggingface_hub` downloads from it in
 //! `mod.rs`, which shows that it behaves like the hub.
 
 use std::{
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// A fault of the response to the next request for a file.
+/// A fault in the next response for a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// The connection is closed after this many bytes.
@@ -47,7 +47,7 @@ struct State {
     /// Files by path, by repository and commit.
     repositories: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     renamed: BTreeMap<String, String>,
-    /// By the end of the URL.
+    /// By URL suffix.
     faults: Vec<(String, Fault)>,
     seen: Vec<Seen>,
     /// The address that serves large files.
@@ -60,9 +60,9 @@ pub(crate) struct HubServer {
     stopped: Arc<AtomicBool>,
 }
 
-/// The commit of all repositories.
+/// Commit for all repositories.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// The token of a user who may read the private repository `tests/private`.
+/// Token for a user who may read the private repository `tests/private`.
 pub(crate) const TOKEN: &str = "hf_test";
 
 impl HubServer {
@@ -81,7 +81,7 @@ impl HubServer {
         Self { url: format!("http://{address}"), state, stopped }
     }
 
-    /// Serves the files of a folder.
+    /// Serves a folder's files.
     pub(crate) fn add(&self, id: &str, folder: &Path) -> &Self {
         self.add_files(id, read_folder(folder))
     }
@@ -202,7 +202,7 @@ fn respond(
             let range = request.headers.get("range").cloned();
             state.seen.push(Seen { path: path.clone(), range, has_token: token.is_some() });
         }
-        // Faults of large files other than a status are those of the other host.
+        // For large files, the other host injects all faults except a status.
         let is_redirect = !is_content && is_large(&path);
         let index = state.faults.iter().position(|(end, fault)| {
             request.method == "GET"
@@ -280,7 +280,7 @@ fn respond(
     }
 }
 
-/// A file in the list of a repository.
+/// A file in a repository's list.
 fn describe(path: &str, bytes: &[u8]) -> Value {
     let mut file = json!({ "rfilename": path, "size": bytes.len(), "blobId": git_hash(bytes) });
     if is_large(path) {
@@ -296,7 +296,7 @@ fn split(path: &str) -> Option<(String, String)> {
     Some((format!("{org}/{name}"), rest.to_owned()))
 }
 
-/// The repository, the kind of request and the rest of a path of the API.
+/// Splits an API path into the repository, the request kind and the rest.
 fn route(path: &str) -> Option<(String, String, String)> {
     let path = path.strip_prefix("/api/models/").or_else(|| path.strip_prefix('/'))?;
     let (id, rest) = split(path)?;

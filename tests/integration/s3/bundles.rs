@@ -48,7 +48,7 @@ fn write(model: &Bundle, files: &Files, folder: &Path) -> Bundle {
     Bundle::open(folder).unwrap()
 }
 
-/// All files of a folder.
+/// All files in a folder.
 fn read(folder: &Path) -> Files {
     let mut files = Files::new();
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
@@ -65,8 +65,8 @@ fn read(folder: &Path) -> Files {
     files
 }
 
-/// Also where the server is too busy most of the time, where a fetch is begun by another that got only so far, and
-/// where another bundle of the name was there before.
+/// Also if the server is too busy most of the time, if another fetch stopped partway, and if another
+/// bundle had the name before.
 #[test]
 fn pulled_bundles_are_identical_to_pushed_ones() {
     let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else { return };

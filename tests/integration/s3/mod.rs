@@ -1,5 +1,5 @@
-//! Bundles and jobs in S3, with a real S3 server and an emulator of queues and state machines. `make test` sets the
-//! environment variable with the Python environment of these; without it, the tests are skipped.
+//! Bundles and jobs in S3, with a real S3 server and an emulator for queues and state machines. `make test` sets the
+//! environment variable with their Python environment; without it, the tests are skipped.
 
 mod bundles;
 mod storage;
@@ -19,7 +19,7 @@ use crate::{
     serving::alone,
 };
 
-/// Runs a script of `tests/s3` with the programs that cargo built and bundles of small models.
+/// Runs a script in `tests/s3` with the programs that cargo built and bundles for small models.
 fn run(script: &str) {
     let Some(python) = env::var_os("TEST_S3_PYTHON") else {
         crate::skips::missing("TEST_S3_PYTHON");

@@ -1,4 +1,4 @@
-//! The S3 server of `tests/s3`, for tests in Rust.
+//! The S3 server in `tests/s3`, for tests in Rust.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ pub(super) struct Storage {
     place: Place,
 }
 
-/// The addresses of the servers.
+/// Server addresses.
 #[derive(Deserialize)]
 struct Place {
     bucket: String,
@@ -27,12 +27,12 @@ struct Place {
     busy: String,
 }
 
-/// The behaviour of the server.
+/// Server behaviour.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
     /// All requests succeed.
     Calm,
-    /// Two of three requests fail with `SlowDown`.
+    /// Two requests out of three fail with `SlowDown`.
     Busy,
 }
 
@@ -56,7 +56,7 @@ impl Storage {
         Some(Self { process, output, place })
     }
 
-    /// The URL of an object.
+    /// An object's URL.
     pub(super) fn url(&self, key: &str) -> String {
         format!("s3://{}/{key}", self.place.bucket)
     }
@@ -86,7 +86,7 @@ impl Storage {
     }
 }
 
-/// The next line of the script.
+/// The script's next line.
 fn next_line<T: DeserializeOwned>(output: &mut BufReader<ChildStdout>) -> T {
     let mut line = String::new();
     output.read_line(&mut line).unwrap();

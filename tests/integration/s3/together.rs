@@ -1,4 +1,4 @@
-//! Several failures at once: S3 throttles, servers of the fleet restart, clients disconnect.
+//! Several failures at once: S3 throttles, fleet servers restart, clients disconnect.
 
 use std::{
     fs,
@@ -24,15 +24,15 @@ use crate::{
     serving::{Server, alone},
 };
 
-/// The duration of the requests, and the additional time for the fleet to restart.
+/// Request phase duration, and the additional time for the fleet to restart.
 const TIME: Duration = Duration::from_secs(6);
 const LONGEST: Duration = Duration::from_secs(60);
-/// The limit of concurrent requests.
+/// Maximum concurrent requests.
 const ROOM: usize = 8;
-/// The retries of a job, as on Lambda.
+/// A job's retries, as on Lambda.
 const STARTS: usize = 5;
 const ROWS: usize = 2_000;
-/// The number of texts in a request, which is large enough for `auto` to use the fleet.
+/// Texts per request: large enough for `auto` to use the fleet.
 const TEXTS: usize = 40;
 
 fn text(number: usize) -> String {
@@ -47,7 +47,7 @@ fn request(model: &str) -> String {
     json!({ "model": model, "input": (0..TEXTS).map(text).collect::<Vec<_>>() }).to_string()
 }
 
-/// The rows of JSON Lines.
+/// JSON Lines rows.
 fn rows(lines: &[u8]) -> Vec<Value> {
     let lines = std::str::from_utf8(lines).unwrap().lines();
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -83,15 +83,15 @@ fn leave(server: &Server, until: Instant) -> usize {
     left
 }
 
-/// The number of responses, and of errors of the fleet.
+/// Counts responses and fleet errors.
 #[derive(Default)]
 struct Answers {
     right: usize,
     refused: usize,
 }
 
-/// Sends requests for `model` until `is_enough`: all results are correct, and all errors are those of an unavailable
-/// server.
+/// Sends requests for `model` until `is_enough`: all results are correct, and the only errors report an
+/// unavailable server.
 fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&Answers) -> bool) -> Answers {
     let mut answers = Answers::default();
     while !is_enough(&answers) {
@@ -107,7 +107,7 @@ fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&An
             assert!(vectors.len() == TEXTS && right, "{body}");
             answers.right += 1;
         } else if head.starts_with("HTTP/1.1 429") {
-            // On a slow machine, requests of disconnected clients may use all permits for a moment.
+            // On a slow machine, disconnected clients' requests may use all permits for a moment.
             thread::sleep(Duration::from_millis(50));
         } else {
             assert!(
@@ -134,8 +134,8 @@ fn finish(job: impl Fn() -> Output) {
     panic!("the job never came to its end: {said:#?}");
 }
 
-/// Two of three requests to S3, which has the bundle and the output of a job, are throttled; the fleet restarts; half of
-/// the clients disconnect. All other responses are correct, and the output of the job is the same as without failures.
+/// Two out of three requests to S3, which has the bundle and a job's output, are throttled; the fleet restarts; half
+/// the clients disconnect. All other responses are correct, and the job's output is the same as without failures.
 #[test]
 fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
     let (Some(stage), Some(mut storage)) = (Stage::set(&[], ""), Storage::start()) else { return };

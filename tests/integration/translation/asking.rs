@@ -1,4 +1,4 @@
-//! All routes of translation, with valid and invalid requests, on a scripted model that repeats its source.
+//! All translation routes, with valid and invalid requests, on a scripted model that repeats its source.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ use kivu::backend::scripted::ScriptedSeq2Seq;
 const START: i64 = 2;
 const END: i64 = 2;
 const VOCABULARY: usize = 646;
-/// The target of a source that begins with this token never ends.
+/// A source that begins with this token has an endless target.
 const ENDLESS: &str = "deu_Latn";
 
 fn tokenizer() -> Arc<Tokenizer> {
@@ -73,7 +73,7 @@ fn settings(codes: &[&str]) -> Seq2SeqSettings {
     }
 }
 
-/// A model that says its source again, in capitals of nothing: the same tokens after the language's.
+/// A model that repeats its source: the same tokens after the language token.
 fn model(name: &str, codes: &[&str]) -> Model {
     let tokenizer = tokenizer();
     let endless = token(&tokenizer, ENDLESS);
@@ -158,13 +158,13 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     ask_with(limits(), path, body).await
 }
 
-/// Status and message of a request that is refused.
+/// A refused request's status and message.
 async fn refusal(path: &str, body: Value) -> String {
     let (status, body) = ask(path, &body).await;
     format!("{}: {}", status.as_u16(), body["error"].as_str().unwrap_or("no message"))
 }
 
-/// A request to the hub's route for a translation of the cat.
+/// A request to the hub's route that translates the cat.
 fn cat(parameters: &Value) -> Value {
     json!({ "inputs": "The cat sits.", "parameters": parameters })
 }

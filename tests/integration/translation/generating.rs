@@ -1,4 +1,4 @@
-//! The decode loop on real graphs, for every option of `generate`.
+//! The decode loop on real graphs, for every `generate` option.
 
 use std::{num::NonZeroUsize, path::Path, sync::mpsc, time::Duration};
 
@@ -89,7 +89,7 @@ async fn run(
     receiver.recv().unwrap()
 }
 
-/// Compares a batch with what `transformers` made of it: the same ids, and scores to 1e-4.
+/// Compares a batch with results from `transformers`: the same ids, and scores to 1e-4.
 fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
     let ids: Vec<Vec<Vec<i64>>> =
         found.iter().map(|texts| texts.iter().map(|text| text.ids.clone()).collect()).collect();
@@ -116,7 +116,7 @@ async fn every_case_is_as_in_transformers((name, count): (&str, usize), backend:
         let search = GenerationConfig::new(&settings, &case.options, bounds).unwrap();
         let found = run(backend, &case.sources, &search, settings.pad_token_id).await;
         compare(case, &found, "batch");
-        // The target of a source does not depend on the rest of the batch.
+        // A source's target does not depend on the rest of the batch.
         let alone = run(backend, &case.sources[..1], &search, settings.pad_token_id).await;
         compare(case, &alone, "alone");
     }

@@ -87,7 +87,7 @@ async fn beams_share_the_first_step_and_leave_together() {
     assert!(steps.iter().skip(1).all(|rows| rows % 3 == 0), "{steps:?}");
 }
 
-/// Never generates an end of sequence.
+/// Never ends a sequence.
 fn endless() -> ScriptedSeq2Seq {
     ScriptedSeq2Seq::new(6, |_, _| vec![-9.0, 0.0, 1.0, 3.0, 2.0, 0.0])
 }

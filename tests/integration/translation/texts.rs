@@ -1,4 +1,4 @@
-//! Whole bundles, from text to text, against the pipeline `translation` of `transformers`.
+//! Whole bundles, from text to text, compared with the `translation` pipeline in `transformers`.
 
 use std::{
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ struct Call {
     output: Vec<Value>,
 }
 
-/// The options of a call of the pipeline, which has defaults of its own.
+/// Options for a pipeline call; the pipeline has its own defaults.
 fn options(mut parameters: Map<String, Value>) -> Seq2SeqOptions {
     let mut language = |name: &str| parameters.remove(name).and_then(|code| code.as_str().map(str::to_owned));
     let (source, target) = (language("src_lang"), language("tgt_lang"));
@@ -64,7 +64,7 @@ async fn translate(pipeline: &Seq2SeqPipeline, call: &Call) -> Vec<String> {
 async fn bundles_translate_as_the_pipeline_of_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Not the one of several targets: the pipeline lets it guess, where we want a language named.
+    // Without the multi-target model: the pipeline lets it guess, but Kivu requires a language.
     for name in ["tiny-m2m100", "tiny-nllb", "tiny-marian", "tiny-mbart", "tiny-mbart50"] {
         let source = fixtures().join("models").join(name);
         let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
@@ -107,7 +107,7 @@ async fn a_text_may_begin_with_the_code_of_its_target() {
         count += 1;
     }
     assert!(count >= 4, "{count} texts");
-    // Another code is a part of the text.
+    // Another code is part of the text.
     let found = tokens(">>xxx<< cat", Some("por"));
     assert_eq!((found[0], found.len() > 3), (2, true), "{found:?}");
 }
