@@ -1,4 +1,4 @@
-//! The results of rows, and the columns that they become.
+//! Row results and their columns.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use serde::{Serialize, Serializer};
 
 use crate::pipeline::{entities::Entity, vectors::StoredVector};
 
-/// The result of a model for one text: a cell for each of the model's columns.
+/// A model's result for one text: one cell per model column.
 pub(super) type Answer = Vec<Cell>;
 
-/// The value of an answer in one column.
+/// An answer's value in one column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Cell {
@@ -19,7 +19,7 @@ pub(super) enum Cell {
     Vector(StoredVector),
     Numbers(Vec<f32>),
     Entities(Vec<Entity>),
-    /// Weights by the id or the word of their token.
+    /// Weights by token id or word.
     #[serde(serialize_with = "map")]
     Weights(Vec<(String, f32)>),
     Vectors(Vec<Vec<f32>>),
@@ -29,7 +29,7 @@ fn map<S: Serializer>(entries: &[(String, f32)], serializer: S) -> Result<S::Ok,
     serializer.collect_map(entries.iter().map(|(name, weight)| (name, weight)))
 }
 
-/// The types of [`Cell`].
+/// [`Cell`] types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellType {
     Text,
@@ -42,7 +42,7 @@ pub(super) enum CellType {
     Json,
 }
 
-/// The names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
+/// Names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
 pub(super) type Columns = &'static [(&'static str, CellType)];
 
 pub(super) const EMBEDDING: Columns = &[("embedding", CellType::Numbers)];
@@ -67,10 +67,10 @@ pub(super) const TRANSLATION: Columns = &[("translation", CellType::Text)];
 pub(super) const SUMMARY: Columns = &[("summary", CellType::Text)];
 pub(super) const GENERATED: Columns = &[("generated_text", CellType::Text)];
 
-/// The column for errors, which follows those of the answers.
+/// Error column, after the answer columns.
 pub(super) const ERROR_COLUMN: &str = "error";
 
-/// The names of all columns that are added to a row.
+/// Names of all added columns.
 pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
     columns.iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
 }
@@ -78,14 +78,14 @@ pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
 /// The answer to a row, or the reason why it has none.
 pub(super) type RowResult = Result<Answer, RowError>;
 
-/// The error of a single row.
+/// A single row's error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowError {
     pub(super) kind: ErrorKind,
     pub(super) message: String,
 }
 
-/// The kinds of errors that a report counts.
+/// Error kinds that a report counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorKind {
     /// The row is malformed.
@@ -115,7 +115,7 @@ impl RowError {
     }
 }
 
-/// The results of rows, with the usage of the model.
+/// Row results, with the model's usage.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) results: Vec<RowResult>,

@@ -10,7 +10,7 @@ use std::{
 
 use blake3::Hasher;
 
-/// A thread that writes parts, and computes the digest of what it writes if it has a hasher.
+/// A thread that writes parts, and hashes what it writes if it has a hasher.
 pub(super) struct Appender {
     parts: flume::Sender<(u64, Vec<u8>)>,
     thread: JoinHandle<io::Result<Option<Hasher>>>,
@@ -30,7 +30,7 @@ impl Appender {
         Ok(Self { parts, thread: thread? })
     }
 
-    /// Writes `bytes` at `offset` later. An error is that of [`finish`](Self::finish).
+    /// Writes `bytes` at `offset` later. [`finish`](Self::finish) returns any error.
     pub(super) fn append(&self, offset: u64, bytes: Vec<u8>) {
         // After an error, the thread receives no more parts.
         let _ = self.parts.send((offset, bytes));

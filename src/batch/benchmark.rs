@@ -1,4 +1,4 @@
-//! Measurement of reading and writing without a model.
+//! Measures reading and writing without a model.
 
 use std::{io::Cursor, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// Reads JSON Lines, writes them with a constant answer, and returns the number of rows.
+/// Reads JSON Lines, writes them with a constant answer, and returns the row count.
 pub fn pass_through(lines: Vec<u8>) -> Result<usize> {
     let mut reader = JsonLinesReader::new(Cursor::new(lines), None)?;
     let shape = Shape::of(&reader, OutputForm::default(), LABEL);

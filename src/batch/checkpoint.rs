@@ -1,4 +1,4 @@
-//! Checkpoints: the state of a job, and the output so far, in a storage that survives the process.
+//! Checkpoints: job state and output so far, in a storage that survives the process.
 
 use std::{
     fmt::Display,
@@ -21,12 +21,12 @@ use crate::{
     },
 };
 
-/// The storage of an output and its checkpoint. A job that is claimed belongs to one process.
+/// Stores an output and its checkpoint. A claimed job belongs to one process.
 pub(super) trait Storage: Send {
     /// Prepares the storage for the first part; returns whether the state changed.
     fn begin(&self, state: &mut State) -> Result<bool>;
 
-    /// The size of the next part, in bytes, which may depend on whether the output is plain text.
+    /// Next part's size in bytes, which may depend on whether the output is plain text.
     fn part_bytes(&self, state: &State, is_plain: bool) -> usize;
 
     /// Whether parts may be smaller than [`Self::part_bytes`].
@@ -41,7 +41,7 @@ pub(super) trait Storage: Send {
     /// Replaces the checkpoint; an error if another process claimed the job.
     fn write(&mut self, state: &State, checkpoint: Bytes) -> Result<()>;
 
-    /// The BLAKE3 of the output so far; `None` for storages that do not use it.
+    /// BLAKE3 of the output so far; `None` for storages that do not use it.
     fn digest(&mut self) -> Result<Option<String>>;
 
     /// Gives the complete output its name. Idempotent.
@@ -58,7 +58,7 @@ pub(super) trait Storage: Send {
 pub(super) struct Checkpoint {
     storage: Box<dyn Storage>,
     pub(super) state: State,
-    /// Finished pieces of output that are too small for a part.
+    /// Finished output pieces that are too small for a part.
     pub(super) waiting: Vec<u8>,
     saved: Instant,
     interval: Duration,
@@ -151,23 +151,23 @@ pub(super) struct State {
     pub(super) job: String,
     /// The process that wrote the state.
     pub(super) holder: String,
-    /// The number of earlier writes.
+    /// Number of earlier writes.
     pub(super) sequence: u64,
     pub(super) upload: Option<Multipart>,
     pub(super) parts: Vec<Part>,
-    /// The number of the next part.
+    /// Next part number.
     pub(super) next: i32,
     pub(super) footers: Footers,
     pub(super) progress: Progress,
     /// Whether the output is complete except for its name.
     pub(super) is_whole: bool,
-    /// The size of a local output so far.
+    /// Size of a local output so far.
     #[serde(default)]
     pub(super) bytes: u64,
-    /// The BLAKE3 of a local output so far.
+    /// BLAKE3 of a local output so far.
     #[serde(default)]
     pub(super) digest: Option<String>,
-    /// The BLAKE3 of the local output that this job replaces.
+    /// BLAKE3 of the local output that this job replaces.
     #[serde(default)]
     pub(super) replaces: Option<String>,
     /// Whether the job can resume, since its input can be read again.

@@ -16,7 +16,7 @@ use crate::error::Error;
 const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
 
-/// The compression of a file.
+/// File compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Compression {
     #[default]
@@ -26,18 +26,18 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// Detected by the first bytes of a file, since its name may be wrong.
+    /// Detects compression by a file's first bytes, since its name may be wrong.
     pub(super) fn of(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A frame to skip, with which the files of some compressors begin.
+            // A skippable frame, which some compressors write first.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::None,
         }
     }
 
-    /// The unpacked contents of a file; `packed` counts the bytes that are read from it.
+    /// A file's unpacked contents; `packed` counts the bytes read from it.
     pub(super) fn unpack(
         self,
         file: impl Read + Send + 'static,
@@ -56,7 +56,7 @@ impl Compression {
         Ok(Box::new(Limited { unpacked, packed: Arc::clone(packed), count: 0 }))
     }
 
-    /// An encoder of output.
+    /// An output encoder.
     pub(super) fn pack(self) -> io::Result<Packer> {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
@@ -78,8 +78,7 @@ fn unsupported() -> io::Error {
     io::Error::other(Error::config("this build has no support for zstd; compile with `--features zstd`"))
 }
 
-/// The members of a gzip file. Zeros after a member are skipped, as by gzip(1): tapes and some programs fill blocks with
-/// them.
+/// Reads gzip members. Zeros after a member are skipped, as by gzip(1): tapes and some programs pad blocks with them.
 struct GzipMembers<R> {
     /// `None` after the last one.
     member: Option<GzDecoder<R>>,
@@ -158,7 +157,7 @@ pub(super) enum Packer {
 }
 
 impl Packer {
-    /// The size of the output so far, in bytes.
+    /// Output size so far, in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::None(bytes) => bytes.len(),
@@ -168,7 +167,7 @@ impl Packer {
         }
     }
 
-    /// Appends what `write` writes, without a copy unless it is compressed, and otherwise by way of `buffer`.
+    /// Appends what `write` writes: directly if uncompressed, and otherwise by way of `buffer`.
     pub(super) fn append(
         &mut self,
         buffer: &mut Vec<u8>,

@@ -21,7 +21,7 @@ const FLIPS: u64 = 100;
 struct Counts {
     refused: u64,
     unchanged: u64,
-    /// Files with errors of rows.
+    /// Files with row errors.
     reported: u64,
     /// Files with other texts.
     changed: u64,
@@ -39,7 +39,7 @@ impl fmt::Display for Counts {
 
 type Texts = Vec<Result<String, RowError>>;
 
-/// The texts of a file, as a job reads them.
+/// A file's texts, as a job reads them.
 fn texts(path: &Path) -> Result<Texts> {
     catch_panic(|| {
         let input = OpenInput::file(path)?;
@@ -53,7 +53,7 @@ fn texts(path: &Path) -> Result<Texts> {
     })
 }
 
-/// Flips bits of a file with this name, one at a time.
+/// Flips bits in a file with this name, one at a time.
 fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Counts {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -77,7 +77,7 @@ fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Count
     counts
 }
 
-/// Places of bits in `bytes` bytes (SplitMix64).
+/// Bit positions in `bytes` bytes (SplitMix64).
 fn some_bits(bytes: usize) -> impl Iterator<Item = usize> {
     let flips = env::var("FLIPS").ok().and_then(|flips| flips.parse().ok()).unwrap_or(FLIPS);
     let mut state = 1_u64;

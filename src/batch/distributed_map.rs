@@ -1,8 +1,8 @@
-//! Distributed maps of Step Functions, for files that are too large for one function.
+//! Distributed maps in Step Functions, for files that are too large for one function.
 //!
-//! A state machine passes the rows of a file, as JSON objects, to many functions in batches. Each batch becomes a part:
-//! a line of JSON with the number of its first row and its progress, and its rows in the format of the output. At the
-//! end, one call joins the parts.
+//! A state machine passes a file's rows, as JSON objects, to many functions in batches. Each batch becomes a part:
+//! a JSON line with its first row's number and its progress, and its rows in the output format. At the end, one
+//! call joins the parts.
 
 use std::{
     future::pending,
@@ -40,7 +40,7 @@ use crate::{
 
 type Row = Map<String, Value>;
 
-/// A batch of rows or of objects.
+/// A batch with rows or objects.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "other fields")]
 pub(super) enum MapBatch {
@@ -50,7 +50,7 @@ pub(super) enum MapBatch {
     Listing { batch_input: Listing, items: Vec<Listed> },
 }
 
-/// The file of the rows, and the id of the map run.
+/// The rows' file, and the map run's id.
 #[derive(Debug, Deserialize)]
 pub(super) struct Run {
     input: String,
@@ -74,12 +74,12 @@ pub(super) struct Listed {
     pub(super) key: String,
 }
 
-/// The request to join the parts of a map run.
+/// Request to join a map run's parts.
 #[derive(Debug, Deserialize)]
 pub(super) struct Join {
     #[serde(flatten)]
     run: Run,
-    /// The object with the results of the map run, which lists failed batches.
+    /// Object with the map run's results, which lists failed batches.
     results: Option<Results>,
 }
 
@@ -115,7 +115,7 @@ struct Plan {
     predictor: Predictor,
     layout: Layout,
     shape: Shape,
-    /// The identity of the job, which all parts share.
+    /// Job identity, which all parts share.
     id: String,
 }
 
@@ -137,7 +137,7 @@ impl Plan {
         let mut shape = Shape::of(reader.as_ref(), form, predictor.columns());
         let layout = reader.layout();
         if format.0 == Format::Parquet {
-            // The state machine passes rows as JSON, which lacks most types of Parquet.
+            // The state machine passes rows as JSON, which lacks most Parquet types.
             shape = Shape { head: Head::JsonLines, compression: Compression::None, ..shape };
             output = output.with_key(fit_key(&format!("{}.jsonl", output.key.trim_end_matches(".parquet"))));
         }
@@ -146,7 +146,7 @@ impl Plan {
         Ok(Self { store: store.clone(), output, job, predictor, layout, shape, id })
     }
 
-    /// The prefix of the parts of a run.
+    /// Prefix for a run's parts.
     fn parts(&self, run: &str) -> Url {
         self.output.with_key(fit_key(&format!("{}.parts-{run}/", self.output.key)))
     }
@@ -177,7 +177,7 @@ impl Plan {
     ) -> Result<(Progress, Vec<u8>)> {
         let writer = Writer {
             target: Target::Memory,
-            // Without the header of the file.
+            // Without the file's header.
             pieces: Pieces::resumed(self.uncompressed(), Vec::new(), Vec::new()),
             progress: Progress::default(),
             notes: Vec::new(),
@@ -193,7 +193,7 @@ impl Plan {
     }
 }
 
-/// Processes a batch of rows and writes it as a part.
+/// Processes a row batch and writes it as a part.
 pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items: Vec<Item>) -> Result<Value> {
     let plan = Plan::new(rules, store, &run.input)?;
     let (first, rows) = rows_of(items)?;
@@ -208,7 +208,7 @@ pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items:
     Ok(json!({ "first": first, "rows": progress.rows, "errors": errors }))
 }
 
-/// The rows of a batch, and the number of rows before them.
+/// A batch's rows, and the number of rows before them.
 fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Row>)> {
     let first = items.first().map(|item| item.index);
     let first =
@@ -241,7 +241,7 @@ fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::inference_because("the rows cannot be written", error)
 }
 
-/// Joins the parts of a run into the output, with errors for the rows of failed batches, and writes the report.
+/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report.
 pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
     let plan = Plan::new(rules, store, &join.run.input)?;
     let prefix = plan.parts(&join.run.run);
@@ -286,7 +286,7 @@ pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Va
     Ok(json!(report))
 }
 
-/// Claims the output of a run, from its beginning; `None` if it exists.
+/// Claims a run's output, from its beginning; `None` if it exists.
 fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes()).to_hex().to_string();
     let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
@@ -302,7 +302,7 @@ fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
 
 enum Part {
     Written(Url),
-    /// The rows of a failed batch, and its error.
+    /// A failed batch's rows and error.
     Failed(Vec<Row>, String),
 }
 
@@ -335,7 +335,7 @@ impl Part {
     }
 }
 
-/// Writes the bytes of parts, with the compression of the output.
+/// Writes part bytes, with the output's compression.
 struct JoinedOutput {
     checkpoint: Box<Checkpoint>,
     pieces: Pieces,
@@ -363,7 +363,7 @@ impl JoinedOutput {
     }
 }
 
-/// The rows of batches that failed permanently, according to the results of the map run.
+/// Rows in batches that failed permanently, according to the map run's results.
 fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> {
     let Some(results) = results else { return Ok(Vec::new()) };
     let wrong =

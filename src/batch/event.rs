@@ -1,7 +1,7 @@
-//! Events about objects: of S3 or EventBridge, directly or in messages of SQS and SNS.
+//! Object events from S3 or EventBridge, directly or in SQS and SNS messages.
 //!
-//! The types of `aws_lambda_events` are not used: they require fields that EventBridge and test events lack, and do not
-//! decode keys.
+//! The types in `aws_lambda_events` are not used: they require fields that EventBridge and test events lack,
+//! and do not decode keys.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::{
     repository::s3::Url,
 };
 
-/// The nesting of messages: a message of SQS may contain one of SNS, which contains an event.
+/// Maximum message nesting: an SQS message may contain an SNS message, which contains an event.
 const MAX_DEPTH: usize = 4;
 
 /// An object that was created or replaced.
@@ -34,7 +34,7 @@ impl ObjectEvent {
 /// A message and its objects.
 #[derive(Debug)]
 pub(super) struct Message {
-    /// The id of a message of SQS.
+    /// SQS message id.
     pub(super) id: Option<String>,
     pub(super) body: Option<String>,
     /// How far the run before this one got.
@@ -42,7 +42,7 @@ pub(super) struct Message {
     pub(super) objects: Result<Vec<ObjectEvent>>,
 }
 
-/// How far a message is processed: finished objects, and rows of the next one.
+/// How far a message is processed: finished objects, and rows in the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Reached {
     pub(super) objects: u64,
@@ -50,10 +50,10 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// The name of a message's attribute.
+    /// Message attribute name.
     pub(super) const ATTRIBUTE: &str = "kivu-reached";
 
-    /// The value of the attribute in a record of SQS; nothing if it is missing or not Kivu's.
+    /// The attribute's value in an SQS record; nothing if it is missing or not Kivu's.
     fn of(record: &Value) -> Self {
         let attribute = record.get("messageAttributes").and_then(|all| all.get(Self::ATTRIBUTE));
         let text = attribute.and_then(|attribute| attribute.get("stringValue")).and_then(Value::as_str);
@@ -72,7 +72,7 @@ impl fmt::Display for Reached {
     }
 }
 
-/// The messages of an event; an event that is not from SQS is one message.
+/// An event's messages; an event that is not from SQS is one message.
 pub(super) fn messages(event: &Value) -> Vec<Message> {
     let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
     let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
@@ -93,13 +93,13 @@ pub(super) fn messages(event: &Value) -> Vec<Message> {
     queued.into_iter().map(message).collect()
 }
 
-/// The objects of an event.
+/// An event's objects.
 fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     // S3 sends this event when notifications are configured.
     if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
         return Ok(Vec::new());
     }
-    // The input of a rule or of a schedule.
+    // Input from a rule or schedule.
     if let Some(url) = event.get("input").and_then(Value::as_str) {
         return Ok(vec![ObjectEvent::new(url.parse()?)]);
     }
@@ -151,7 +151,7 @@ fn records(event: &Value) -> &[Value] {
     event.get("Records").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The key begins with a capital in events of SNS.
+/// The key begins with a capital in SNS events.
 fn source(record: &Value) -> Option<&str> {
     record.get("eventSource").or_else(|| record.get("EventSource")).and_then(Value::as_str)
 }
@@ -174,7 +174,7 @@ fn kind(value: &Value) -> String {
     }
 }
 
-/// A record of S3; `None` unless an object was created.
+/// An S3 record; `None` unless an object was created.
 fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
     let name = record.get("eventName").and_then(Value::as_str).unwrap_or_default();
     if !name.starts_with("ObjectCreated:") {
@@ -185,7 +185,7 @@ fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
     Ok(Some(object))
 }
 
-/// An event of EventBridge, whose keys are not encoded; `None` unless an object was created.
+/// An EventBridge event, whose keys are not encoded; `None` unless an object was created.
 fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
         return Ok(None);
@@ -193,7 +193,7 @@ fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     object(event.get("detail"), ["version-id", "etag"], "the event of EventBridge").map(Some)
 }
 
-/// The object that `place` describes in `details`; `names` are those of its version and its ETag.
+/// The object that `place` describes in `details`; `names` are the fields with its version and its ETag.
 fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
     let at = |pointer: &str| details?.pointer(pointer)?.as_str().map(str::to_owned);
     let (Some(bucket), Some(key)) = (at("/bucket/name"), at("/object/key")) else {
@@ -203,7 +203,7 @@ fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<Obje
     Ok(ObjectEvent { url: Url { bucket, key }, version: version.filter(|version| version != "null"), etag })
 }
 
-/// Decodes a key in an event of S3, which is encoded like a form field.
+/// Decodes a key in an S3 event, which is encoded like a form field.
 pub(super) fn decode(key: &str) -> Result<String> {
     let spaced = key.replace('+', " ");
     let decoded = percent_decode_str(&spaced).decode_utf8();

@@ -13,7 +13,7 @@ use crate::{
     regular_file,
 };
 
-/// The metadata of `path` without following links; `None` if it does not exist.
+/// Metadata for `path` without following links; `None` if it does not exist.
 pub(super) fn lookup(path: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
@@ -44,7 +44,7 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// The BLAKE3 of a file, in hexadecimal.
+/// A file's BLAKE3, in hexadecimal.
 pub(super) fn digest(path: &Path) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let hashed = regular_file::open(path).and_then(|file| hasher.update_reader(file).map(drop));

@@ -1,4 +1,4 @@
-//! Detection of the format of an input.
+//! Detects input formats.
 
 use std::{
     fmt,
@@ -14,17 +14,17 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// The bytes at the beginning of an input that determine its format.
+/// Leading input bytes that determine the format.
 pub(super) const HEAD_BYTES: u64 = 4096;
-/// The same of zstd, whose blocks of up to 128 kB are unpacked as a whole.
+/// The same for zstd, which unpacks blocks up to 128 kB as a whole.
 const ZSTD_HEAD_BYTES: u64 = 160 * 1024;
 
-/// The bytes at the beginning of an input that begins with `head` that determine its format.
+/// How many leading bytes determine the format, for an input that begins with `head`.
 pub(super) fn head_bytes(head: &[u8]) -> u64 {
     if Compression::of(head) == Compression::Zstd { ZSTD_HEAD_BYTES } else { HEAD_BYTES }
 }
 
-/// The format of an input, which is also that of its output.
+/// Input and output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
@@ -46,12 +46,12 @@ impl fmt::Display for Format {
     }
 }
 
-/// The format and compression that the extensions of a file's name state.
+/// Format and compression, from a file name's extensions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NamedForm {
     pub(super) format: Option<Format>,
     pub(super) compression: Option<Compression>,
-    /// Whether the fields of CSV are separated by tabs.
+    /// Whether CSV fields are separated by tabs.
     pub(super) is_tsv: bool,
 }
 
@@ -80,8 +80,8 @@ impl NamedForm {
 }
 
 impl Format {
-    /// Detects format and compression by the beginning of the contents, or by the name if that is not conclusive.
-    /// `requested` overrides the format.
+    /// Detects format and compression by the first bytes, or by the name if they are not conclusive. `requested`
+    /// overrides the format.
     pub(super) fn detect(head: &[u8], name: &str, requested: Option<Self>) -> Result<(Self, Compression)> {
         if head.is_empty() {
             return Err(Error::invalid("expected rows, but found an empty file"));
@@ -129,7 +129,7 @@ fn unsupported(found: &str) -> Error {
     ))
 }
 
-/// The first bytes of unpacked contents that are not supported.
+/// Leading bytes of unsupported contents, unpacked.
 const UNSUPPORTED: [(&[u8], &str); 11] = [
     (ENCRYPTED_PARQUET_MAGIC, "an encrypted Parquet file; decrypt it"),
     (b"\xff\xfe", "text in UTF-16; convert it, such as with `iconv`"),
@@ -144,8 +144,8 @@ const UNSUPPORTED: [(&[u8], &str); 11] = [
     (b"\0", "a binary file"),
 ];
 
-/// Whether the beginning of a file is an object, or that of one on a long line, rather than the header of a CSV file, which
-/// may begin with the same characters.
+/// Whether a file begins with a JSON object, complete or on a long line, rather than a CSV header, which may begin
+/// with the same characters.
 fn is_json(start: &[u8]) -> Result<bool> {
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let has_end = line.len() < start.len();
@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(format_of("a.txt", header.as_bytes(), None).unwrap(), Format::Csv, "{header}");
         }
         assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
-        // A block of zstd that is larger than the first bytes of other files.
+        // A zstd block larger than the first bytes that other formats need.
         let rows = (0..30_000_u64)
             .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let mut packer = Compression::Zstd.pack().unwrap();

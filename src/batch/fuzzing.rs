@@ -1,4 +1,4 @@
-//! Readers of events, keys and rows.
+//! Readers for events, keys and rows.
 
 use std::{
     io::{Cursor, Read},
@@ -22,7 +22,7 @@ use crate::{
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 
-/// The event of a Lambda invocation.
+/// A Lambda invocation's event.
 pub(crate) fn event(bytes: &[u8]) {
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else { return };
     // An error is a valid outcome, here and below.
@@ -35,7 +35,7 @@ pub(crate) fn event(bytes: &[u8]) {
     }
 }
 
-/// A key as in events, the URL of an object, and a checkpoint.
+/// A key as in events, an object URL, and a checkpoint.
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
@@ -48,7 +48,7 @@ pub(crate) fn key(bytes: &[u8]) {
     let _ = checkpoint::parse(bytes, &place);
 }
 
-/// A file of JSON Lines, possibly compressed: the output has one object per row.
+/// A JSON Lines file, possibly compressed: the output has one object per row.
 pub(crate) fn json_lines(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else { return };
     let Ok(mut reader) = JsonLinesReader::new(contents, None) else { return };
@@ -90,7 +90,7 @@ fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
     Some(Box::new(contents.take(1024 * 1024)))
 }
 
-/// The number of rows and the output with an answer for each, if the file is valid.
+/// Row count and output with an answer per row, if the file is valid.
 fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
     let shape = Shape::of(reader, OutputForm::default(), SCORE);
     let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {

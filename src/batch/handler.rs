@@ -34,9 +34,9 @@ pub struct Handler {
     event_bus: Option<EventBus>,
 }
 
-/// The type of the event at the end of a job.
+/// Type of the event at a job's end.
 const JOB_ENDED: &str = "Job Ended";
-/// Fields of a report that the event has.
+/// Report fields in the event.
 const EVENT_FIELDS: [&str; 11] = [
     "status",
     "error",
@@ -106,14 +106,14 @@ impl Handler {
 
     /// Handles an event until shortly before `deadline`.
     ///
-    /// - For an event of a queue, the result lists the messages that failed or whose job is unfinished, so that the
+    /// - For a queue event, the result lists the messages that failed or whose job is unfinished, so that the
     ///   queue repeats them.
-    /// - For a task of a state machine, the result is the status of the job.
-    /// - Other events that have to be repeated are errors.
+    /// - For a state machine task, the result is the job status.
+    /// - Other events that must be repeated return errors.
     pub async fn handle(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
         let until = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
-            // At least half of the time is for rows; otherwise, the job would never end.
+            // Rows get at least half the time; otherwise, the job would never end.
             deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
         });
         if let Some(join) = Join::of(&event)? {
@@ -178,7 +178,7 @@ impl Handler {
         Ok(())
     }
 
-    /// Handles the objects of a listing.
+    /// Handles the objects in a listing.
     async fn listed(&self, urls: impl Iterator<Item = Url>, until: Option<Instant>) -> Result<Value> {
         let mut outcomes = Vec::new();
         for url in urls {
@@ -233,8 +233,8 @@ impl Handler {
         Ok(Outcome::Ended(ended))
     }
 
-    /// Sends the event at the end of a job. A run that could not send it fails, and the next run, which finds the output,
-    /// sends it.
+    /// Sends the event at a job's end. A run that cannot send it fails, and the next run, which finds
+    /// the output, sends it.
     async fn announce(&self, output: &Url) -> Result<()> {
         let Some(bus) = &self.event_bus else { return Ok(()) };
         let url = report_file::url_of(output);

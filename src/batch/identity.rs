@@ -1,6 +1,6 @@
-//! The identity of a job: a hash of everything that its output depends on.
+//! A job's identity: a hash of everything that its output depends on.
 //!
-//! A job is resumed, and an output in S3 is known, only if all of it is the same.
+//! A job is resumed, and an output in S3 is recognized, only if all of it is the same.
 
 use serde::Serialize;
 use uuid::Uuid;
@@ -11,21 +11,21 @@ use crate::{
     model::{Model, ModelSettings},
 };
 
-/// The inputs of a [`Predictor`](super::predictor::Predictor) and of the writers of rows.
+/// Inputs to a [`Predictor`](super::predictor::Predictor) and the row writers.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Identity {
-    /// The version of Kivu, which may compute or write results differently.
+    /// Kivu's version, since another may compute or write results differently.
     program: &'static str,
     /// Identifies the input and its contents; unique for a stream.
     input: String,
-    /// The SHA-256 of the bundle's manifest.
+    /// SHA-256 of the bundle's manifest.
     bundle: String,
     settings: ModelSettings,
     parameters: Parameters,
 }
 
 impl Identity {
-    /// The identity of a job whose input has this version; `None` for a stream.
+    /// Identity for a job whose input has this version; `None` for a stream.
     pub(super) fn new(input: Option<String>, model: &Model, parameters: &Parameters) -> Self {
         let truncate = parameters.truncates(&model.settings);
         Self {
@@ -33,12 +33,12 @@ impl Identity {
             input: input.unwrap_or_else(|| Uuid::new_v4().to_string()),
             bundle: model.digest.clone(),
             settings: ModelSettings { truncate, ..model.settings.clone() },
-            // The model is known by its bundle, and the effective value of `truncate` is in the settings.
+            // The bundle identifies the model, and the settings contain the effective `truncate`.
             parameters: Parameters { model: None, truncate: None, ..parameters.clone() },
         }
     }
 
-    /// The BLAKE3 of the identity, in hexadecimal.
+    /// BLAKE3 of the identity, in hexadecimal.
     pub(super) fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::inference_because("the identity of the job cannot be written", error))?;
@@ -74,7 +74,7 @@ mod tests {
         }
     }
 
-    /// The paths of all values of a JSON object.
+    /// Paths to all values in a JSON object.
     fn paths(value: &Value, path: &str) -> Vec<String> {
         match value.as_object() {
             None => vec![path.to_owned()],
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Every field of the configuration and of the parameters that reaches a job changes its identity.
+    /// Every configuration field and parameter that reaches a job changes its identity.
     #[test]
     fn every_part_is_hashed() {
         let whole = json!(identity());

@@ -43,7 +43,7 @@ pub(super) struct InputStream {
 }
 
 impl OpenInput {
-    /// Opens an input. Waits for the writer of a FIFO, and for the first bytes of a stream.
+    /// Opens an input. Waits for a FIFO's writer, and for a stream's first bytes.
     pub(super) fn new(input: &JobInput) -> Result<Self> {
         match input {
             JobInput::File(path) => Self::file(path),
@@ -67,7 +67,7 @@ impl OpenInput {
                 path.display()
             )));
         }
-        // Virtual files, such as those of `/proc`, have size 0.
+        // Virtual files, such as in `/proc`, have size 0.
         if !metadata.is_file() || metadata.len() == 0 {
             return Self::stream(&path.display().to_string(), file);
         }
@@ -97,8 +97,8 @@ impl OpenInput {
 
     /// Identifies the input and its contents; `None` for a stream, which is a different one each time.
     ///
-    /// A file is identified by path, size, times and inode. Programs can set the time of the last write, but not that
-    /// of the last change.
+    /// A file is identified by path, size, times and inode. Programs can set the modification time, but
+    /// not the change time.
     pub(super) fn version(&self) -> Result<Option<String>> {
         match self {
             Self::Stream(_) => Ok(None),
@@ -194,7 +194,7 @@ impl OpenInput {
     }
 }
 
-/// The bytes of an input that were read, for the share of the input that is done.
+/// Counts the input bytes read so far, for the share that is done.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gauge {
     packed: Arc<AtomicU64>,
@@ -202,7 +202,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// The share of an input of `size` bytes before `position`, in unpacked bytes.
+    /// Share of an input with `size` bytes that is before `position`, in unpacked bytes.
     ///
     /// Bytes that are read ahead do not count, since a small file is read at once.
     pub(super) fn share(&self, position: u64, size: Option<u64>) -> Option<f64> {
@@ -213,8 +213,7 @@ impl Gauge {
     }
 }
 
-/// A part of a file, up to the size that the file had when it was opened: rows that are appended later are ignored, and
-/// a file that is truncated later is an error.
+/// A file up to its size when it was opened: rows appended later are ignored, and a file truncated later is an error.
 struct FilePart {
     file: Arc<File>,
     name: String,
@@ -233,7 +232,7 @@ impl Read for FilePart {
         let read =
             self.file.read_at(&mut buffer[..length], self.next).map_err(|error| match error.kind() {
                 io::ErrorKind::Interrupted => error,
-                // Distinguishes errors of the operating system, which may be temporary, from damaged contents.
+                // Distinguishes operating system errors, which may be temporary, from damaged contents.
                 _ => failed(error),
             })?;
         if read == 0 {

@@ -35,7 +35,7 @@ use crate::{
     repository::s3::{Store, Url},
 };
 
-/// A job: runs a model on the rows of one input.
+/// A job: runs a model on one input's rows.
 #[derive(Clone)]
 pub struct Job {
     /// The file, object or stream with the rows.
@@ -44,7 +44,7 @@ pub struct Job {
     pub output: JobOutput,
     /// The model that processes the texts.
     pub model: Model,
-    /// The options of the model and the input.
+    /// Model and input options.
     pub parameters: Parameters,
     /// Observes the progress.
     pub watcher: Arc<dyn Watcher>,
@@ -52,11 +52,11 @@ pub struct Job {
     pub until: Option<Instant>,
     /// The time between saves if less output than a part is written.
     pub interval: Duration,
-    /// The treatment of files of earlier runs, for local outputs.
+    /// What to do with files from earlier runs, for local outputs.
     pub existing: Existing,
 }
 
-/// How a run of a job ended.
+/// How a job run ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ended {
     /// The report is written, and unless the job failed, the output.
@@ -82,7 +82,7 @@ struct Opened {
     table: Table,
 }
 
-/// The rows of an input, and the form of the output.
+/// Input rows and output form.
 struct Table {
     rows: RowInput,
     shape: Shape,
@@ -105,8 +105,8 @@ impl Job {
 
     /// Runs or resumes the job.
     ///
-    /// An unusable input is not an error of this function, but a report with [`Status::Failed`], since another run would
-    /// fail too.
+    /// An unusable input does not return an error, but a report with [`Status::Failed`], since another
+    /// run would fail too.
     pub async fn run(self) -> Result<Ended> {
         self.run_until(pending()).await
     }
@@ -229,7 +229,7 @@ impl Job {
         Ok(Opened { predictor, input, table })
     }
 
-    /// The rows of `input`, and an output of the form that its name says.
+    /// Rows in `input`, and an output in the form that its name selects.
     fn table(&self, input: &OpenInput, layout: &Layout, columns: Columns) -> Result<Table> {
         let format = input.format(self.parameters.format)?;
         let (form, note) = OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
@@ -268,7 +268,7 @@ impl Job {
         }
     }
 
-    /// Processes the rows until the end of the input or of the time, or until the job is stopped.
+    /// Processes rows until the input or the time ends, or until the job is stopped.
     async fn work(self, ready: Ready, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Ended> {
         let Ready { predictor, input, rows, writer } = ready;
         let progress = writer.progress.clone();
@@ -310,7 +310,7 @@ impl Job {
         self.done(finished.await.map_err(|_| panicked())??)
     }
 
-    /// Writes the report of a job with a complete output, and deletes its checkpoint.
+    /// Writes the report for a complete output, and deletes its checkpoint.
     fn done(&self, writer: Writer) -> Result<Ended> {
         let mut report = self.report(Status::Finished, None, writer.progress);
         report.notes = writer.notes;
@@ -323,13 +323,13 @@ impl Job {
         Ok(Ended::Done(Box::new(report)))
     }
 
-    /// Writes the report of a job that failed permanently; temporary errors are returned.
+    /// Writes the report for a job that failed permanently; temporary errors are returned.
     pub(super) fn fail(&self, error: Error) -> Result<Ended> {
         if !is_permanent(&error) {
             return Err(error);
         }
         let mut report = self.report(Status::Failed, Some(error.chain()), Progress::default());
-        // A later job may still replace the output of an earlier one.
+        // A later job may still replace an earlier one's output.
         report.output_digest = match &self.output {
             JobOutput::File(path) => report_file::known_digest(path),
             JobOutput::Stdout | JobOutput::Object(..) => None,

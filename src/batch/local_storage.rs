@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 
 /// Attempts to claim a job while another process finishes or starts a job for the same output.
 const TRIES: usize = 20;
-/// The size of a part.
+/// Part size in bytes.
 pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
-/// The same of a part that is not compressed, which may have any size: smaller ones take less memory.
+/// Size of uncompressed parts, which may have any size: smaller ones take less memory.
 const PLAIN_PART_BYTES: usize = 1024 * 1024;
 /// A save waits for the disk, which a fast model must not do after each part.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ struct LocalStorage {
     output: OutputFile,
     /// The output so far, locked; `None` after it got its name.
     file: Option<Arc<File>>,
-    /// Of the output so far; `None` while the appender has it, and after the output got its name.
+    /// For the output so far; `None` while the appender has it, and after the output got its name.
     hasher: Option<Hasher>,
     /// Writes to the file, with the hasher.
     appender: Option<Appender>,
@@ -58,7 +58,7 @@ impl Drop for LocalStorage {
     }
 }
 
-/// The unfinished output of a job.
+/// A job's unfinished output.
 enum Partial {
     Open(File),
     /// The output is complete and has its name.

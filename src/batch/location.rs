@@ -13,7 +13,7 @@ use crate::{
     repository::s3::{Object, Store, Url},
 };
 
-/// The input of a job.
+/// Job input.
 #[derive(Clone, Debug)]
 pub enum JobInput {
     /// A local path; a FIFO or a device is read as a stream.
@@ -24,7 +24,7 @@ pub enum JobInput {
     Object(Store, Url, Object),
 }
 
-/// The output of a job.
+/// Job output.
 #[derive(Clone, Debug)]
 pub enum JobOutput {
     /// A local path; a FIFO or a device is written as a stream.
@@ -35,7 +35,7 @@ pub enum JobOutput {
     Object(Store, Url),
 }
 
-/// The treatment of files of earlier runs.
+/// What to do with files from earlier runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Existing {
     /// Replace an output that Kivu did not write, or that was changed since.
@@ -80,7 +80,7 @@ impl fmt::Display for JobOutput {
     }
 }
 
-/// Names of the standard output of this process, which may be redirected to a regular file.
+/// Names for this process's standard output, which may be redirected to a regular file.
 const STDOUT: [&str; 4] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/proc/thread-self/fd/1"];
 
 /// An output that is written once, in order, and cannot be resumed.
@@ -103,7 +103,7 @@ impl OutputStream {
         (!found.is_file() && !found.is_dir()).then(|| Self::Special(path.to_owned()))
     }
 
-    /// Opens the stream. Waits for the reader of a FIFO.
+    /// Opens the stream. Waits for a FIFO's reader.
     pub(super) fn open(&self) -> Result<File> {
         match self {
             Self::Stdout => {

@@ -1,7 +1,7 @@
-//! Batch jobs: files of texts become files with answers, row for row, in the same format and with bounded memory.
+//! Batch jobs: text files become files with answers, row for row, in the same format and with bounded memory.
 //!
-//! Outputs consist of pieces that are complete by themselves, so that a job can stop after any of them, and another
-//! process can resume it: see [`checkpoint`].
+//! Outputs consist of self-contained pieces, so that a job can stop after any piece, and another process can resume
+//! it: see [`checkpoint`].
 
 mod answer;
 mod appender;

@@ -1,4 +1,4 @@
-//! Output in pieces, each complete by itself, so that a job can stop and resume after any of them.
+//! Output in self-contained pieces, so that a job can stop and resume after any piece.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// The form of an output: that of its input, with columns of answers.
+/// Output form: the input's, plus answer columns.
 #[derive(Clone)]
 pub(super) struct Shape {
     pub(super) compression: Compression,
-    /// The columns of answers.
+    /// Answer columns.
     pub(super) columns: Columns,
     pub(super) head: Head,
 }
@@ -38,7 +38,7 @@ impl Shape {
         }
     }
 
-    /// An encoder with the compression of the output.
+    /// An encoder with the output's compression.
     pub(super) fn packer(&self) -> Result<Packer> {
         self.compression.pack().map_err(|error| match error.downcast::<Error>() {
             Ok(error) => error,
@@ -46,7 +46,7 @@ impl Shape {
         })
     }
 
-    /// A writer for a piece; the first piece of a CSV file has the header.
+    /// A piece writer; a CSV file's first piece has the header.
     pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
             Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, self.columns)),
@@ -69,13 +69,13 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The first pieces of an output.
+    /// An output's first pieces.
     pub(super) fn new(shape: Shape) -> Self {
         let waiting = if shape.format() == Format::Parquet { PARQUET_MAGIC.to_vec() } else { Vec::new() };
         Self { is_begun: false, ..Self::resumed(shape, waiting, Footers::new()) }
     }
 
-    /// The next pieces of an output that was begun.
+    /// Next pieces for an output that was begun.
     pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
         Self { shape, writer: None, waiting, footers, is_begun: true, columns: BTreeSet::new() }
     }
@@ -91,7 +91,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// The names of the columns of answers so far.
+    /// Answer column names so far.
     pub(super) fn columns(&self) -> &BTreeSet<String> {
         &self.columns
     }
@@ -101,7 +101,7 @@ impl Pieces {
         self.shape.compression == Compression::None && self.shape.format() != Format::Parquet
     }
 
-    /// The size of all pieces, in bytes.
+    /// Size of all pieces, in bytes.
     pub(super) fn size(&self) -> usize {
         self.waiting.len() + self.writer.as_ref().map_or(0, |writer| writer.size())
     }
@@ -125,7 +125,7 @@ impl Pieces {
         Ok(std::mem::take(&mut self.waiting))
     }
 
-    /// Finishes and takes all pieces, and the end of the file.
+    /// Finishes and takes all pieces, and the file's end.
     pub(super) fn take_last(&mut self) -> Result<Vec<u8>> {
         // A file without rows has a header.
         if !self.is_begun {
@@ -169,7 +169,7 @@ mod tests {
         },
     };
 
-    /// Processes the file at `path` in several processes. Each of `cuts` ends a process after some chunks; if it is
+    /// Processes the file at `path` in several processes. Each cut in `cuts` ends a process after some chunks; if it is
     /// `true`, its output is sent, otherwise it waits for the next process.
     fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
         let input = OpenInput::file(path).unwrap();

@@ -1,8 +1,8 @@
-//! Local output files: the paths that may be written, and the names of the files next to them.
+//! Local output files: the paths that may be written, and the file names next to them.
 //!
 //! While a job writes `OUT`, `.OUT.kivu-partial` contains the output so far, and `.OUT.kivu-checkpoint` the checkpoint.
-//! Both are created only if no file of that name exists, and are removed when the output is complete. Files that Kivu
-//! did not write are neither replaced nor removed.
+//! Both are created only if no file has their name, and are removed when the output is complete. Files that Kivu did
+//! not write are neither replaced nor removed.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -22,14 +22,14 @@ use crate::{
     regular_file,
 };
 
-/// The longest file name of common file systems.
+/// Maximum file name length in common file systems.
 const MAX_NAME_BYTES: usize = 255;
 const PARTIAL: &str = ".kivu-partial";
 const CHECKPOINT: &str = ".kivu-checkpoint";
-/// The suffix of the next checkpoint before it replaces the current one.
+/// Suffix for the next checkpoint before it replaces the current one.
 const NEXT: &str = ".new";
 
-/// A regular file to be written, and the names of the files next to it.
+/// A regular file to be written, and the file names next to it.
 #[derive(Clone, Debug)]
 pub(super) struct OutputFile {
     pub(super) path: PathBuf,
@@ -46,7 +46,7 @@ impl OutputFile {
     /// - It is a folder, or a link to another file.
     /// - It, its report or its checkpoint is the input.
     /// - It is a file that Kivu did not write, unless it is empty or may be overwritten.
-    /// - The file with the name of its report is not a report.
+    /// - The file with its report's name is not a report.
     pub(super) fn new(path: &Path, input: &JobInput, existing: Existing) -> Result<Self> {
         let shown = path.display();
         let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
@@ -104,7 +104,7 @@ impl OutputFile {
         Ok(())
     }
 
-    /// Checks that the output may replace the file of its name: an output of Kivu, or one that may be overwritten.
+    /// Checks that the output may replace the file with its name: Kivu's own output, or one that may be overwritten.
     pub(super) fn check_replaceable(&self) -> Result<()> {
         let shown = self.path.display();
         let Some(found) = lookup(&self.path)? else { return Ok(()) };
@@ -148,7 +148,7 @@ impl OutputFile {
         }
     }
 
-    /// Refuses files of these names without a checkpoint, since Kivu may not have written them.
+    /// Refuses files with these names without a checkpoint, since Kivu may not have written them.
     pub(super) fn refuse_leftovers(&self) -> Result<()> {
         for path in [&self.partial, &self.next] {
             if lookup(path)?.is_some() {

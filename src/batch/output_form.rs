@@ -1,4 +1,4 @@
-//! The compression of an output and the delimiter of its CSV, by its name.
+//! Selects output compression and CSV delimiter by file name.
 
 use super::{
     compression::Compression,
@@ -9,21 +9,21 @@ use crate::error::{Error, Result};
 const TAB: u8 = b'\t';
 const COMMA: u8 = b',';
 
-/// The form of an output, which has the format of its input.
+/// Output form; the format equals the input's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OutputForm {
     pub(super) compression: Compression,
-    /// The delimiter of CSV, if it may differ from the input's.
+    /// CSV delimiter, if it may differ from the input's.
     pub(super) delimiter: Option<u8>,
 }
 
 impl OutputForm {
-    /// The form of the output with the name `output`. Without a known extension, it is the form of the input.
+    /// Selects the form for the name `output`. Without a known extension, the input's form applies.
     ///
-    /// Also returns a note if the format is not the one of the name, because the name of the input is just as wrong.
+    /// Also returns a note if the name states another format, because the input's name is just as wrong.
     ///
     /// # Errors
-    /// The name is one of another format, or of a compressed Parquet file.
+    /// The name states another format, or a compressed Parquet file.
     pub(super) fn of(
         output: &str,
         input: &str,
@@ -106,7 +106,7 @@ mod tests {
             assert!(refused(output, "a.txt", format).contains("but found a name of"), "{output}");
         }
         insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"expected an output of Parquet without further compression, since its columns are compressed, but found the name of a compressed file");
-        // Both names are wrong, as in a bucket where the name of an input determines the output's.
+        // Both names are wrong, as in a bucket where an input's name determines the output's.
         let (_, note) =
             OutputForm::of("out/a.csv", "in/a.csv", (Format::JsonLines, Compression::None)).unwrap();
         insta::assert_snapshot!(note.unwrap(), @"the output is JSON Lines, as the input is, though its name is one of CSV");

@@ -1,4 +1,4 @@
-//! The parameters of a job: from the command line, the configuration or the metadata of an object.
+//! Job parameters: from the command line, the configuration or object metadata.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::{
     pipeline::{embedding::VectorKind, entities::Aggregation, vectors::VectorType, zero_shot::Labels},
 };
 
-/// The prefix of metadata keys for Kivu.
+/// Prefix for Kivu's metadata keys.
 const PREFIX: &str = "kivu-";
 
-/// The parameters of a job, which are also options of `kivu batch`; what is not set is up to the model.
+/// Job parameters, which are also options for `kivu batch`; unset ones are up to the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Args)]
 pub struct Parameters {
     /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
@@ -33,7 +33,7 @@ pub struct Parameters {
     /// The hypothesis for zero-shot classification, with {} for the label
     #[arg(long)]
     pub template: Option<String>,
-    /// Score each label independently of the others
+    /// Score each label independently
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub multi_label: Option<bool>,
     /// How token labels become entities [default: simple]
@@ -90,7 +90,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Parses the parameters of a rule: `model`, `column`, and so on.
+    /// Parses a rule's parameters: `model`, `column`, and so on.
     pub fn of(options: &BTreeMap<String, String>) -> Result<Self> {
         let metadata = options.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
         Self::default().with_metadata(&metadata.collect())
@@ -101,7 +101,7 @@ impl Parameters {
         self.truncate.unwrap_or(settings.truncate)
     }
 
-    /// Overrides parameters by the metadata of an object: `kivu-model`, `kivu-column`, and so on.
+    /// Overrides parameters by object metadata: `kivu-model`, `kivu-column`, and so on.
     pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
         for (name, value) in metadata {
             let Some(name) = name.strip_prefix(PREFIX) else { continue };

@@ -31,14 +31,14 @@ use crate::{
     tokenizer::{Side, Truncation, WindowOptions},
 };
 
-/// For the rows of one chunk; the job as a whole has no timeout.
+/// For one chunk's rows; the job as a whole has no timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Of the texts of one chunk, so that long texts with a large stride do not exhaust memory.
+/// For one chunk's texts, so that long texts with a large stride do not exhaust memory.
 const MAX_WINDOWS: usize = 8192;
-/// Of zero-shot classification, which runs the model once per row and label.
+/// For zero-shot classification, which runs the model once per row and label.
 const MAX_LABELS: usize = 100;
 
-/// A model with the options of a job.
+/// A model with job options.
 #[derive(Clone, Debug)]
 pub(super) enum Predictor {
     Embedding {
@@ -134,7 +134,7 @@ impl Predictor {
         })
     }
 
-    /// The columns of the answers.
+    /// Answer columns.
     pub(super) fn columns(&self) -> Columns {
         match self {
             Self::Embedding { vector_type, .. } => match vector_type {
@@ -166,13 +166,13 @@ impl Predictor {
 
     /// Runs the model on the texts.
     ///
-    /// If the model fails for each of several texts, the cause is not the texts, and the result is an error.
+    /// If the model fails for all texts, and there are several, the texts are not the cause, and the result is an error.
     pub(super) async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
         let mut answers = Answers::default();
         let (mut valid, mut places) = (Vec::new(), Vec::new());
         for (place, text) in texts.into_iter().enumerate() {
             answers.results.push(match text {
-                // A text of spaces is valid, as it is over HTTP.
+                // A text with only spaces is valid, as it is over HTTP.
                 Ok(text) if text.is_empty() => {
                     Err(RowError::new(ErrorKind::Text, "expected a text, but found an empty one"))
                 }
@@ -188,7 +188,7 @@ impl Predictor {
         if valid.is_empty() {
             return Ok(answers);
         }
-        // Boxed, since the futures of the tasks are large.
+        // Boxed, since the task futures are large.
         match Box::pin(self.run(valid.clone())).await {
             Ok((found, usage)) => {
                 count(&mut answers, &usage);
@@ -301,7 +301,7 @@ impl Predictor {
     }
 }
 
-/// The labels of a job, which its model needs.
+/// Job labels, which the model needs.
 fn labels(model: &Model, parameters: &Parameters) -> Result<Labels> {
     if parameters.labels.is_empty() {
         return Err(lacks(model, "`labels`"));
@@ -339,7 +339,7 @@ fn generation_options(parameters: &Parameters, truncate: bool) -> Box<Seq2SeqOpt
     })
 }
 
-/// The predictor of an embedding model, which must have the vectors that the parameters name.
+/// The predictor for an embedding model, which must have the vectors that the parameters name.
 fn embedding(
     pipeline: EmbeddingPipeline,
     parameters: &Parameters,

@@ -26,25 +26,25 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Chunks that are predicted at once, so that the threads of the model are busy at the end of a chunk.
+/// Chunks that are predicted at once, so that the model's threads are busy at a chunk's end.
 const CHUNKS_AT_ONCE: usize = 3;
 
-/// The rows of an input.
+/// Input rows.
 pub(super) struct RowInput {
     pub(super) reader: Box<dyn RowReader>,
     pub(super) gauge: Gauge,
-    /// The size of the input in bytes, if it is known.
+    /// Input size in bytes, if known.
     pub(super) size: Option<u64>,
 }
 
 impl RowInput {
-    /// The share of the input that was read, from 0 to 1.
+    /// Share of the input that was read, from 0 to 1.
     pub(super) fn share(&self) -> Option<f64> {
         self.reader.share().or_else(|| self.gauge.share(self.reader.position(), self.size))
     }
 }
 
-/// The reader for an input of a format.
+/// A row reader for an input's format.
 pub(super) fn open_rows(
     input: &OpenInput,
     (format, compression): (Format, Compression),
@@ -80,8 +80,8 @@ pub(super) enum End {
     Output(Error),
 }
 
-/// Processes all rows, until the time `until` or the future `stop`. Returns the writer, except if a stream is stopped,
-/// which may block forever; then, the result is the number of rows that were sent to it.
+/// Processes all rows, until the time `until` or the future `stop`. Returns the writer, unless a stream, which may
+/// block forever, is stopped; then it returns the number of rows sent to the writer.
 pub(super) async fn process(
     input: RowInput,
     predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
@@ -153,8 +153,8 @@ pub(super) async fn process(
     Ok(Ok((writer, end)))
 }
 
-/// Reads on a thread until the end of the input or the time `until`, which sets `is_over`. Each chunk comes with the
-/// share of the input at its end.
+/// Reads on a thread until the input ends or the time `until`, which sets `is_over`. Each chunk comes with the
+/// input share at its end.
 fn read(
     mut input: RowInput,
     until: Option<Instant>,
@@ -182,8 +182,8 @@ pub(super) fn panicked() -> Error {
     Error::inference_because("the job panicked", "the cause is in the log")
 }
 
-/// Converts a panic of a reader into an error. Parquet may panic on damaged files, and the rows before a panic must not
-/// be taken for the whole file.
+/// Converts a reader's panic into an error. Parquet may panic on damaged files, and the rows before a panic must not be
+/// mistaken for the whole file.
 pub(super) fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     let panicked = |_| Err(Error::invalid("expected a file that can be read, but its reader panicked"));
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)

@@ -1,4 +1,4 @@
-//! The report of a job, in a file next to its output.
+//! Job report, in a file next to the output.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,34 +9,34 @@ use super::answer::{Answers, RowError};
 /// The errors that are listed; others are only counted.
 const MAX_SAMPLES: usize = 20;
 
-/// The progress of a job.
+/// Job progress.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Finished rows, including those with errors.
+    /// Finished rows, including rows with errors.
     pub rows: u64,
-    /// The number of rows with an error, by kind.
+    /// Rows with an error, by kind.
     pub errors: BTreeMap<String, u64>,
     /// The first twenty errors.
     pub samples: Vec<Sample>,
     /// The input tokens, special tokens included.
     pub tokens: u64,
-    /// Texts that were truncated to the maximum of the model.
+    /// Texts truncated to the model's token limit.
     pub truncated: u64,
-    /// The duration of all runs, without the pauses between them.
+    /// Total duration of all runs in seconds, without the pauses between them.
     pub seconds: f64,
-    /// The names of the columns of answers, at most twenty: `label`, or `kivu_label` if the input has a `label`.
+    /// Answer column names, at most twenty: `label`, or `kivu_label` if the input has a `label`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub columns: BTreeSet<String>,
 }
 
-/// The error of a row.
+/// A row's error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The number of the row, from 1, without the header and empty lines.
+    /// Row number, from 1, without the header and empty lines.
     pub row: u64,
     /// `row`, `text`, `input` or `model`.
     pub kind: String,
-    /// The message, without any part of the text.
+    /// Error message, without any part of the text.
     pub message: String,
 }
 
@@ -57,14 +57,14 @@ impl Progress {
         self.truncated += answers.truncated;
     }
 
-    /// Adds names of columns of answers.
+    /// Adds answer column names.
     pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
         if !columns.is_subset(&self.columns) {
             self.columns.extend(columns.iter().take(MAX_SAMPLES).cloned());
         }
     }
 
-    /// Adds the progress of a job with the next rows.
+    /// Adds the progress for a job's next rows.
     pub(super) fn join(&mut self, other: &Self) {
         for (kind, count) in &other.errors {
             *self.errors.entry(kind.clone()).or_default() += count;
@@ -80,7 +80,7 @@ impl Progress {
     }
 }
 
-/// The final status of a job.
+/// Final job status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -90,46 +90,46 @@ pub enum Status {
     Failed,
 }
 
-/// The report of a job.
+/// Job report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Whether there is an output.
     pub status: Status,
-    /// The error of a failed job.
+    /// A failed job's error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The path or URL of the input.
+    /// Input path or URL.
     pub input: String,
-    /// The version of an object, or its ETag.
+    /// An object's version, or its ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The path or URL of the output.
+    /// Output path or URL.
     pub output: String,
-    /// The BLAKE3 of a local output, which permits a later job to replace it.
+    /// BLAKE3 of a local output, which permits a later job to replace it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_digest: Option<String>,
-    /// The column of texts.
+    /// Text column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text_column: Option<String>,
     /// Decisions about the input that may be wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The name of the model.
+    /// Model name.
     pub model: String,
-    /// The digest of its bundle.
+    /// Bundle digest.
     pub model_digest: String,
-    /// The task of the model.
+    /// Model task.
     pub task: String,
-    /// Ranges of missing rows, first and last, if parts of a distributed map were lost.
+    /// Ranges of missing rows, first and last, if a distributed map lost parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<[u64; 2]>,
-    /// The rows, errors and columns; in the JSON they are fields of the report itself.
+    /// Rows, errors and columns; in the JSON, they are fields on the report itself.
     #[serde(flatten)]
     pub progress: Progress,
 }
 
 impl Report {
-    /// Whether the file has rows, and all of them have an error.
+    /// Whether the file has rows, and all have an error.
     pub fn has_only_errors(&self) -> bool {
         self.progress.rows > 0 && self.progress.errors.values().sum::<u64>() == self.progress.rows
     }

@@ -1,4 +1,4 @@
-//! The file or object with the report of a job, next to its output. Files that are not reports are not overwritten.
+//! The job report's file or object, next to the output. Files that are not reports are not overwritten.
 
 use std::{
     fs::{self, Metadata, Permissions},
@@ -14,26 +14,26 @@ use crate::{
     repository::s3::{Condition, Store, Url, fit_key},
 };
 
-/// The suffix of a report's name.
+/// Suffix for report names.
 const SUFFIX: &str = ".report.json";
-/// Larger files are not reports of Kivu.
+/// Larger files are not Kivu's reports.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// Attempts to write the report while other processes write it.
 const TRIES: usize = 5;
 
-/// The report of the output `path`.
+/// Report path for the output `path`.
 pub(super) fn path_of(output: &Path) -> PathBuf {
     let mut name = output.to_owned().into_os_string();
     name.push(SUFFIX);
     name.into()
 }
 
-/// The report of the output `url`.
+/// Report URL for the output `url`.
 pub(super) fn url_of(output: &Url) -> Url {
     output.with_key(fit_key(&format!("{}{SUFFIX}", output.key)))
 }
 
-/// The digest of the output that the last job wrote, according to its report.
+/// Output digest from the last job's report.
 pub(super) fn known_digest(output: &Path) -> Option<String> {
     read(&path_of(output)).and_then(|report| report.output_digest)
 }
@@ -52,7 +52,7 @@ fn taken(path: &dyn std::fmt::Display) -> Error {
     ))
 }
 
-/// Checks that a report may be written to `path`, and returns the metadata of the report that it replaces.
+/// Checks that a report may be written to `path`, and returns metadata for the report that it replaces.
 pub(super) fn check(path: &Path) -> Result<Option<Metadata>> {
     match lookup(path)? {
         Some(found) if !found.is_file() || found.len() > 0 && read(path).is_none() => {
@@ -77,7 +77,7 @@ pub(super) fn check_object(store: &Store, url: &Url) -> Result<Condition> {
     }
 }
 
-/// Writes the report of an output that is not a stream.
+/// Writes the report for an output that is not a stream.
 pub(super) fn write(output: &JobOutput, report: &Report) -> Result<()> {
     let text = serde_json::to_string_pretty(report)
         .map_err(|error| Error::inference_because("the report cannot be written", error))?;

@@ -8,18 +8,18 @@ use crate::{
     repository::s3::{Object, Url, fit_key},
 };
 
-/// The models, and the rules in the order of their precedence.
+/// Models, and rules in precedence order.
 #[derive(Debug)]
 pub(super) struct Rules {
     models: Vec<Model>,
     rules: Vec<Rule>,
 }
 
-/// The treatment of the objects with a prefix.
+/// How objects with a prefix are processed.
 #[derive(Debug)]
 struct Rule {
     input: String,
-    /// The bucket of the outputs, by default that of the input.
+    /// Output bucket, by default the input's.
     bucket: Option<String>,
     output: String,
     parameters: Parameters,
@@ -94,7 +94,7 @@ impl Rules {
         Ok((model.clone(), parameters))
     }
 
-    /// The first model and the options of the rule, for the report of an input without a valid model or valid options.
+    /// The first model and the rule's options, to report an input without a valid model or valid options.
     pub(super) fn fallback(&self, url: &Url) -> Result<(Option<&Model>, Parameters)> {
         Ok((self.models.first(), self.rule(url)?.parameters.clone()))
     }

@@ -1,8 +1,8 @@
 //! Outputs in S3: a multipart upload, with the checkpoint in an object next to the output.
 //!
-//! A job belongs to the process that wrote the checkpoint last. A process claims a job by overwriting the checkpoint, on
-//! the condition that it has not changed; the previous process detects that at its next write, and stops. It may still
-//! upload a part, which does no harm, since the number of that part is skipped.
+//! A job belongs to the process that wrote the checkpoint last. A process claims a job by overwriting the checkpoint,
+//! on the condition that it has not changed; the previous process detects that at its next write, and stops. It may
+//! still upload a part, which does no harm, since that part number is skipped.
 
 use std::{io, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     repository::s3::{Condition, MIN_PART_BYTES, Object, Store, Url, fit_key},
 };
 
-/// The metadata key of an output for the job that wrote it.
+/// Metadata key that names the job that wrote an output.
 const JOB: &str = "kivu-job";
 const MAX_PARTS: i32 = 10_000;
-/// After each such number of parts, parts grow by [`MIN_PART_BYTES`]: an upload can have 270 GB.
+/// After this many parts, part sizes grow by [`MIN_PART_BYTES`]: an upload can have 270 GB.
 const PARTS_OF_SAME_SIZE: usize = 1_000;
 /// Attempts to claim a job while other processes claim it.
 const TRIES: usize = 20;
@@ -30,14 +30,14 @@ struct S3Storage {
     store: Store,
     output: Url,
     checkpoint: Url,
-    /// The ETag of the checkpoint.
+    /// Checkpoint ETag.
     etag: String,
     existing: Existing,
 }
 
-/// The object at the key of an output.
+/// The object at an output's key.
 enum Found {
-    /// The output of this job.
+    /// This job's output.
     Own,
     /// Nothing, or an object that may be replaced on this condition.
     Replaceable(Condition),
@@ -72,14 +72,14 @@ pub(super) fn claim(
         state.sequence += 1;
         let (store, output) = (store.clone(), output.clone());
         let storage = S3Storage { store, output, checkpoint: place, etag, existing };
-        // Checked after the claim: from now on, no other process of this job writes the output.
+        // Checked after the claim: from now on, no other process writes this job's output.
         match storage.found(job)? {
             Found::Own if is_new => {
                 storage.forget()?;
                 return Ok(None);
             }
             Found::Foreign => {
-                // The rows of an earlier process are kept, until the object is moved away.
+                // An earlier process's rows are kept, until the object is moved away.
                 if is_new {
                     storage.forget()?;
                 }
@@ -94,7 +94,7 @@ pub(super) fn claim(
     Err(taken(output))
 }
 
-/// The state of a job that was begun, for its next process.
+/// State of a job that was begun, for its next process.
 fn resumed(state: State, holder: &str) -> State {
     State {
         // The previous process may still upload the part with that number.
@@ -110,8 +110,7 @@ fn is_of(object: &Object, job: &str) -> bool {
 }
 
 impl S3Storage {
-    /// The object at the key of the output. An output of another job, for example for an older version of the input,
-    /// is replaced.
+    /// The object at the output's key. Another job's output, for example for an older input version, is replaced.
     fn found(&self, job: &str) -> Result<Found> {
         Ok(match self.store.head(&self.output, None)? {
             None => Found::Replaceable(Condition::IsAbsent),
@@ -242,7 +241,7 @@ impl Storage for S3Storage {
     }
 }
 
-/// The error of a job that another process claimed.
+/// Error for a job that another process claimed.
 fn taken(output: &Url) -> Error {
     let action =
         format!("expected one process for the job that writes `{output}`, but another one took it over");

@@ -1,4 +1,4 @@
-//! The destination of rows with their answers.
+//! Where rows with their answers are written.
 
 use std::{fs::File, io::Write};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// The destination of the pieces of an output.
+/// Where output pieces are written.
 pub(super) enum Target {
     /// A pipe, a device or standard output.
     Stream(File),
@@ -25,7 +25,7 @@ pub(super) struct Writer {
     pub(super) progress: Progress,
     /// Notes for the report.
     pub(super) notes: Vec<String>,
-    /// The column of texts, for the report.
+    /// Text column, for the report.
     pub(super) column: String,
     /// Whether the input can be read again.
     pub(super) is_resumable: bool,
@@ -76,7 +76,7 @@ impl Writer {
         }
     }
 
-    /// Writes the end of the output and completes it.
+    /// Writes the output's end and completes it.
     pub(super) fn finish(&mut self) -> Result<()> {
         let bytes = self.pieces.take_last()?;
         self.progress.name_columns(self.pieces.columns());

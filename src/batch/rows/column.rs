@@ -1,14 +1,14 @@
-//! Names of columns: that of the texts, and those of the answers.
+//! Names for text and answer columns.
 
 use crate::error::{Error, Result, quoted};
 
-/// The names of text columns that are recognized, best first.
+/// Recognized text column names, best first.
 const TEXT_COLUMNS: [&str; 12] = [
     "text", "inputs", "input", "sentence", "content", "document", "body", "review", "comment", "message",
     "title", "question",
 ];
 
-/// The values of a column, as far as they were read.
+/// A column's values, as far as they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Content {
     /// Nothing: nulls.
@@ -17,9 +17,9 @@ pub(super) enum Content {
     Texts,
 }
 
-/// The column of texts: `requested`, or the best of `columns`.
+/// Finds the text column: `requested`, or the best in `columns`.
 ///
-/// A known name takes precedence over the type, since a column of nulls at the beginning may have texts later, and
+/// A known name takes precedence over the type, since a column that begins with nulls may have texts later, and
 /// another column may be an id.
 pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Result<String> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
@@ -64,12 +64,12 @@ fn is_named(name: &str, known: &str) -> bool {
     name.trim().eq_ignore_ascii_case(known)
 }
 
-/// Whether a column of that name is recognized as the column of texts.
+/// Whether this name is recognized as a text column.
 pub(super) fn is_known(name: &str) -> bool {
     TEXT_COLUMNS.iter().any(|known| is_named(name, known))
 }
 
-/// A name for a column of answers that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….
+/// An answer column name that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….
 pub(super) fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let numbered = (2_u64..).map(|number| format!("kivu_{name}_{number}"));
     let mut names = [name.to_owned(), format!("kivu_{name}")].into_iter().chain(numbered);

@@ -1,4 +1,4 @@
-//! CSV with a header. The columns of answers follow those of the input.
+//! CSV with a header. Answer columns follow the input's.
 
 use std::{
     collections::BTreeSet,
@@ -24,8 +24,8 @@ use crate::{
 };
 
 const MAX_COLUMNS: usize = 10_000;
-/// Bytes that are read after the end of a file: the end of its last row, and a row of one empty field. In a file that ends
-/// within quotes, these are part of its last field instead.
+/// Bytes that are read after a file's end: the end of its last row, and a row with one empty field. In a file that ends
+/// within quotes, they become part of its last field instead.
 const END: &[u8] = b"\n\"";
 
 pub(in crate::batch) struct CsvReader {
@@ -38,11 +38,11 @@ pub(in crate::batch) struct CsvReader {
 /// The header, and the rest of the file.
 type Contents = io::Chain<Cursor<Vec<u8>>, BufReader<Box<dyn Read + Send>>>;
 
-/// Limits the bytes of a record, since an unclosed quote makes one record of the rest of the file, and adds [`END`].
+/// Limits a record's bytes, since an unclosed quote makes the rest of the file one record, and adds [`END`].
 struct Bounded<R> {
     file: R,
     budget: usize,
-    /// The bytes of the file so far.
+    /// File bytes so far.
     bytes: u64,
     end: &'static [u8],
 }
@@ -63,8 +63,8 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 impl CsvReader {
-    /// Reads the header of `file`. The fields that `layout` leaves open are found: the delimiter by the header, and the
-    /// best column of texts.
+    /// Reads the header in `file`. Detects the fields that `layout` leaves open: the delimiter by the header, and
+    /// the best text column.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
         let file: Box<dyn Read + Send> = Box::new(file);
         let mut file = BufReader::with_capacity(256 * 1024, file);
@@ -150,7 +150,7 @@ impl RowReader for CsvReader {
             if !self.record(&mut record)? {
                 break;
             }
-            // The ends of the fields use memory too, which is most of it in a row of commas.
+            // Field ends use memory too, which is most of it in a row with only commas.
             bytes += record.as_slice().len() + record.len() * size_of::<usize>();
             texts.push(self.text(&record));
             rows.push(record);
@@ -162,7 +162,7 @@ impl RowReader for CsvReader {
 /// Whether a record is the row that is added to the file.
 ///
 /// # Errors
-/// The file ends within the quotes of the record.
+/// The file ends within quotes in the record.
 fn ends_file<R: Read>(records: &::csv::Reader<Bounded<R>>, record: &ByteRecord) -> Result<bool> {
     let line_end = 1;
     if records.position().byte() <= records.get_ref().bytes + line_end {
@@ -178,7 +178,7 @@ fn ends_file<R: Read>(records: &::csv::Reader<Bounded<R>>, record: &ByteRecord) 
     )))
 }
 
-/// The names of the columns.
+/// Column names.
 fn names_of(header: &ByteRecord) -> Result<Vec<String>> {
     if header.len() > MAX_COLUMNS {
         return Err(Error::invalid(format!(
@@ -216,7 +216,7 @@ pub(in crate::batch) struct CsvWriter {
 }
 
 impl CsvWriter {
-    /// Writes rows with the delimiter of `header`, and the header too if `with_header` is set.
+    /// Writes rows with the delimiter in `header`, and the header too if `with_header` is set.
     pub(in crate::batch) fn new(
         target: Packer,
         header: &CsvHeader,
@@ -258,7 +258,7 @@ impl RowWriter for CsvWriter {
             }
             self.records.write_byte_record(&record).map_err(unwritable)?;
         }
-        // `size` excludes the buffer of the CSV writer.
+        // `size` excludes the CSV writer's buffer.
         self.records.flush().map_err(Error::io("cannot write the output"))
     }
 
@@ -270,14 +270,14 @@ impl RowWriter for CsvWriter {
 }
 
 impl CsvHeader {
-    /// The names of the columns that are added, none of which the file uses.
+    /// Names for the added columns, none of which the file uses.
     fn answers(&self, columns: Columns) -> impl Iterator<Item = String> + '_ {
         let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
         names(columns).map(move |name| free_name(name, is_taken))
     }
 }
 
-/// Pads a record to the fields of the header; additional fields are joined with the last one.
+/// Pads a record to the header's fields; additional fields are joined with the last one.
 fn fit(record: &ByteRecord, header: &CsvHeader) -> ByteRecord {
     let width = header.names.len();
     if record.len() <= width {
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(third, ["kivu_label_3", "kivu_score", "kivu_error_2"]);
     }
 
-    /// Reads of at most `self.1` bytes.
+    /// Reads at most `self.1` bytes at a time.
     struct Slow(Cursor<&'static [u8]>, usize);
 
     impl Read for Slow {

@@ -1,22 +1,22 @@
-//! The beginning of a CSV file: its delimiter.
+//! Detects a CSV file's delimiter from its header.
 
 use std::io::{self, BufRead, Read};
 
-/// The one that occurs most often in the header is used, the first of equal ones.
+/// The one that occurs most often in the header is used; the first of equals.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 const QUOTE: u8 = b'"';
-/// The names of the columns are stored several times.
+/// Column names are stored several times.
 pub(super) const MAX_HEADER_BYTES: usize = 1024 * 1024;
-/// Some programs write it at the beginning of UTF-8.
+/// Some programs write it at the start of UTF-8 files.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// The first record of a file, for its delimiter.
+/// A file's first record, for its delimiter.
 ///
 /// As in the CSV reader, a field is quoted if a quote is its first character, and a doubled quote does not end it.
 pub(super) struct FirstRecord {
     /// The record, up to its end or [`MAX_HEADER_BYTES`], and the empty lines before it.
     pub(super) bytes: Vec<u8>,
-    /// The number of occurrences of each delimiter outside of quotes.
+    /// Occurrences per delimiter outside quotes.
     counts: [(u8, usize); DELIMITERS.len()],
     is_begun: bool,
     is_quoted: bool,
@@ -25,7 +25,7 @@ pub(super) struct FirstRecord {
 }
 
 impl FirstRecord {
-    /// Reads all of the record, since neither the delimiter nor a mark may depend on the sizes of reads.
+    /// Reads the whole record, since neither the delimiter nor a byte order mark may depend on read sizes.
     pub(super) fn read(file: &mut impl BufRead) -> io::Result<Self> {
         let mut record = Self {
             bytes: Vec::new(),
@@ -39,7 +39,7 @@ impl FirstRecord {
         file.take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut mark)?;
         if mark != BYTE_ORDER_MARK {
             let taken = record.add(&mark);
-            // The bytes after the end of a short record.
+            // Bytes after a short record's end.
             record.bytes.extend_from_slice(&mark[taken..]);
         }
         while !record.is_complete && record.bytes.len() < MAX_HEADER_BYTES {
@@ -56,7 +56,7 @@ impl FirstRecord {
         Ok(record)
     }
 
-    /// Adds bytes up to the end of the record, and returns their number.
+    /// Adds bytes up to the record's end, and returns their number.
     fn add(&mut self, bytes: &[u8]) -> usize {
         let room = MAX_HEADER_BYTES - self.bytes.len();
         let end = bytes.iter().take(room).position(|byte| self.ends_with(*byte));
@@ -72,7 +72,7 @@ impl FirstRecord {
             // Empty lines before the header are skipped.
             b'\n' | b'\r' if !self.is_begun => return false,
             b'\n' | b'\r' if !self.is_quoted => return true,
-            // The second quote of a doubled one continues the field.
+            // A doubled quote's second half continues the field.
             QUOTE if self.is_quoted => (self.is_quoted, self.starts_field) = (false, true),
             QUOTE if self.starts_field => self.is_quoted = true,
             _ if self.is_quoted => {}
@@ -89,7 +89,7 @@ impl FirstRecord {
     /// The delimiter, and a note if others occur as well.
     pub(super) fn delimiter(&self) -> (u8, Option<String>) {
         let mut counts = self.counts;
-        // Stable: the first of equal ones is used.
+        // Stable: the first of equals is used.
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let [(delimiter, _), alternatives @ ..] = counts;
         let alternatives = alternatives.iter().filter(|(_, count)| *count > 0);

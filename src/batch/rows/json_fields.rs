@@ -1,5 +1,5 @@
-//! The fields of a row of JSON Lines. Other values are skipped without reading them, so that one that is out of range,
-//! such as `1e400`, does not matter.
+//! Fields in a JSON Lines row. Other values are skipped without parsing, so that an out-of-range one, such as
+//! `1e400`, does not matter.
 
 use std::{borrow::Cow, fmt};
 
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::column::Content;
 
-/// The field of the text in a row.
+/// A row's text field.
 pub(super) enum TextField<'a> {
     Missing,
     Found(&'a RawValue),
@@ -20,7 +20,7 @@ pub(super) enum TextField<'a> {
 }
 
 impl<'a> TextField<'a> {
-    /// Finds the field `column` of an object.
+    /// Finds the field `column` in an object.
     pub(super) fn of(json: &'a str, column: &str) -> serde_json::Result<Self> {
         let mut parser = serde_json::Deserializer::from_str(json);
         let field = Search { column }.deserialize(&mut parser)?;
@@ -28,7 +28,7 @@ impl<'a> TextField<'a> {
     }
 }
 
-/// The name of a value's type; `None` for a text.
+/// A value's type name; `None` for a text.
 pub(super) fn other_type(value: &RawValue) -> Option<&'static str> {
     match value.get().as_bytes().first() {
         Some(b'"') => None,
@@ -40,7 +40,7 @@ pub(super) fn other_type(value: &RawValue) -> Option<&'static str> {
     }
 }
 
-/// The contents of an object's fields.
+/// Field contents in an object.
 pub(super) fn contents(json: &str) -> serde_json::Result<Vec<(Cow<'_, str>, Content)>> {
     serde_json::from_str::<Contents<'_>>(json).map(|contents| contents.0)
 }

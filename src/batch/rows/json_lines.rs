@@ -1,4 +1,4 @@
-//! JSON Lines: one object per line. The fields of the answer follow those of the input, which are not changed.
+//! JSON Lines: one object per line. Answer fields follow the input's, which are not changed.
 
 use std::{
     borrow::Cow,
@@ -29,11 +29,11 @@ use crate::{
     json::syntax,
 };
 
-/// The column of texts of a file whose first rows have neither a text nor a known name.
+/// Text column for a file whose first rows have neither a text nor a known name.
 const DEFAULT_COLUMN: &str = "text";
-/// The rows that determine the column of texts, unless the rows of a chunk have texts in a column with a known name.
+/// Rows that determine the text column, unless a chunk's rows have texts in a column with a known name.
 const MAX_ROWS_AHEAD: usize = 1000;
-/// Further names of these rows are ignored, except known ones.
+/// Further names in these rows are ignored, except known ones.
 const MAX_NAMES: usize = 10_000;
 
 /// Reads rows from lines.
@@ -54,7 +54,7 @@ struct AheadLine {
 }
 
 impl JsonLinesReader {
-    /// Reads `file`, which has its texts in `column`, by default in the best field of its first rows.
+    /// Reads `file`, which has its texts in `column`, by default in the best field in its first rows.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
         let mut lines = Lines::new(file);
         let (column, ahead) = match column {
@@ -107,7 +107,7 @@ impl JsonLinesReader {
     }
 }
 
-/// Finds the column of texts by the first rows, whose number and bytes are limited, and returns these rows.
+/// Finds the text column by the first rows, whose number and bytes are limited, and returns these rows.
 fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<AheadLine>)> {
     let (mut ahead, mut bytes) = (VecDeque::new(), 0);
     let mut columns: BTreeMap<String, Content> = BTreeMap::new();
@@ -175,7 +175,7 @@ impl RowReader for JsonLinesReader {
     }
 }
 
-/// The message of the parser without the number of the line, which is always 1, and without a value of the line.
+/// The parser's message without the line number, which is always 1, and without a value from the line.
 fn message(error: &serde_json::Error) -> String {
     if error.is_data() {
         return "another value".to_owned();
@@ -192,7 +192,7 @@ pub(in crate::batch) struct JsonLinesWriter {
     names: BTreeSet<String>,
 }
 
-/// The columns of answers that are reported; each line may need other names.
+/// Maximum reported answer columns; each line may need other names.
 const MAX_COLUMNS: usize = 20;
 
 impl JsonLinesWriter {
@@ -225,14 +225,14 @@ impl RowWriter for JsonLinesWriter {
     }
 }
 
-/// Appends a line with the answers to it, and adds the names of their columns to `known`.
+/// Appends a line with its answers, and adds their column names to `known`.
 fn write_line(
     output: &mut Vec<u8>,
     line: &[u8],
     (columns, result): (Columns, &RowResult),
     known: &mut BTreeSet<String>,
 ) -> io::Result<()> {
-    // The fields that the names of answers must not repeat.
+    // Fields that answer names must not repeat.
     let fields = match result {
         Err(error) if error.kind == ErrorKind::Row => {
             open_malformed(output, line);
@@ -279,7 +279,7 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
     line.windows(part.len()).any(|found| found == part)
 }
 
-/// The names of an object's own fields.
+/// An object's own field names.
 fn field_names(line: &[u8]) -> BTreeSet<String> {
     serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(line)
         .map(|fields| fields.into_keys().collect())

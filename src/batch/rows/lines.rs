@@ -1,14 +1,14 @@
-//! The lines of a file, with a limit on their length.
+//! Reads a file's lines, with a limit on their length.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::chunk::{MAX_ROW_BYTES, reading};
 use crate::error::Result;
 
-/// Some programs write it at the beginning of UTF-8.
+/// Some programs write it at the start of UTF-8 files.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Reads the lines of a file, except empty ones.
+/// Reads a file's lines, except empty ones.
 pub(super) struct Lines {
     file: BufReader<Box<dyn Read + Send>>,
     is_begun: bool,
@@ -26,7 +26,7 @@ impl Lines {
         self.position
     }
 
-    /// Reads a line that is not empty, without its end; `false` at the end of the file.
+    /// Reads a line that is not empty, without its line end; `false` at the end of the file.
     ///
     /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more.
     pub(super) fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {

@@ -1,4 +1,4 @@
-//! Readers and writers of rows, one file per format.
+//! Row readers and writers, one file per format.
 
 mod chunk;
 mod column;

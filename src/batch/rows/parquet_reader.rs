@@ -103,7 +103,7 @@ impl ParquetReader {
     }
 }
 
-/// The metadata of a file, and notes about types that change.
+/// File metadata, and notes about types that change.
 fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
     let metadata = ArrowReaderMetadata::load(source, ArrowReaderOptions::new());
     let metadata = metadata.map_err(|error| source.error(&error))?;
@@ -126,7 +126,7 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
     Ok((metadata.map_err(|error| source.error(&error))?, vec![note]))
 }
 
-/// A field with microseconds for the nanoseconds of INT96: nanoseconds in 64 bits end in 2262. `leaves` states for each
+/// Replaces INT96 nanoseconds by microseconds in a field: 64-bit nanoseconds end in 2262. `leaves` states for each
 /// primitive type, depth first, whether it is INT96.
 fn widened(field: &FieldRef, leaves: &mut impl Iterator<Item = bool>) -> FieldRef {
     let data_type = match field.data_type() {
@@ -154,7 +154,7 @@ fn batches(source: &Source, metadata: &ArrowReaderMetadata, first: u64) -> Resul
     batches.map_err(|error| source.error(&error))
 }
 
-/// The place of the column of texts: `requested`, or the best one.
+/// Text column index: `requested`, or the best one.
 fn text_column(schema: &Schema, requested: Option<&str>) -> Result<usize> {
     let fields = schema.fields();
     let columns: Vec<_> =
@@ -203,7 +203,7 @@ fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
     })
 }
 
-/// Refuses intervals of other programs than Arrow's: reading them would drop their months.
+/// Refuses intervals unless Arrow wrote them: reading them would drop their months.
 fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
     let file = metadata.file_metadata();
     let mut keys = file.key_value_metadata().into_iter().flatten();
@@ -229,7 +229,7 @@ fn holds_text(found: &DataType) -> bool {
     }
 }
 
-/// The texts of a column; `None` for a row without one.
+/// A column's texts; `None` for a row without one.
 fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
     if let Some(texts) = column.as_string_opt::<i32>() {
         return Box::new(texts.iter());
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
     }
 
-    /// The rows of a file in `tests/fixtures/parquet` after they were read and written, and the notes.
+    /// Rows in a `tests/fixtures/parquet` file after they were read and written, and the notes.
     fn copied(name: &str) -> (Vec<RecordBatch>, Vec<String>) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name);
         let input = OpenInput::file(&path).unwrap();

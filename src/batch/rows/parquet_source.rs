@@ -1,4 +1,4 @@
-//! The bytes of a Parquet file.
+//! A Parquet file's bytes.
 
 use std::{
     fmt::Display,
@@ -14,10 +14,10 @@ use parquet::{
 
 use crate::{batch::input::OpenInput, error::Error};
 
-/// The input of a Parquet reader.
+/// A Parquet reader's input.
 ///
-/// It keeps the error of a read, which may be temporary: the reader converts all errors to texts, and those of damaged
-/// pages are permanent.
+/// It keeps read errors, which may be temporary: the reader converts all errors to texts, although
+/// damaged pages are permanent.
 #[derive(Clone)]
 pub(super) struct Source {
     input: OpenInput,
@@ -29,7 +29,7 @@ impl Source {
         Self { input, failure: Arc::default() }
     }
 
-    /// The error of a failed read, or that of a damaged file.
+    /// Error from a failed read, or for a damaged file.
     pub(super) fn error(&self, error: &dyn Display) -> Error {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.unwrap_or_else(|| {
@@ -43,7 +43,7 @@ impl Source {
         ParquetError::General(message)
     }
 
-    /// Refuses places outside of the file, which damaged metadata name: it may not have as much memory as they need.
+    /// Refuses ranges outside the file, which damaged metadata may contain: allocating them could exhaust memory.
     fn check(&self, start: u64, length: u64) -> ParquetResult<()> {
         let size = self.len();
         match start.checked_add(length) {

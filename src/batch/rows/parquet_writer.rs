@@ -1,7 +1,7 @@
-//! Writing Parquet. The columns of answers follow those of the input.
+//! Writes Parquet. Answer columns follow the input's.
 //!
-//! The pieces of an output are complete files in memory. The output contains their row groups, one after the other, and
-//! a footer with their offsets at its end. Therefore a job can stop and resume after any piece.
+//! Output pieces are complete files in memory. The output contains their row groups, one after the other, and a footer
+//! with their offsets at its end. Therefore a job can stop and resume after any piece.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -34,10 +34,10 @@ use crate::{
     pipeline::vectors::StoredVector,
 };
 
-/// The size of the footer's length and of the magic bytes, in bytes.
+/// Size of the footer length and the magic bytes, in bytes.
 const FOOTER_END: usize = 8;
 
-/// Writes a piece of the output.
+/// Writes an output piece.
 pub(in crate::batch) struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
     schema: SchemaRef,
@@ -46,7 +46,7 @@ pub(in crate::batch) struct ParquetWriter {
 }
 
 impl ParquetWriter {
-    /// Writes the columns of `rows` and those of the answers.
+    /// Writes the columns in `rows` and the answer columns.
     pub(in crate::batch) fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
         let all = columns.iter().copied().chain([(ERROR_COLUMN, CellType::Text)]);
@@ -68,10 +68,10 @@ impl ParquetWriter {
         let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
-            // Statistics of pages would be between the row groups of two pieces.
+            // Page statistics would be between the row groups of two pieces.
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_offset_index_disabled(true)
-            // Dates of 64 bits would become integers.
+            // 64-bit dates would become integers.
             .set_coerce_types(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
@@ -115,7 +115,7 @@ impl RowWriter for ParquetWriter {
     }
 }
 
-/// A column of answers; rows with an error are null.
+/// An answer column; rows with an error are null.
 fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<&'a Cell>>) -> ArrayRef {
     match cell_type {
         CellType::Text => Arc::new(StringArray::from_iter(cells.map(|cell| match cell {
@@ -168,7 +168,7 @@ fn numbers<'a, T: ArrowPrimitiveType>(
     Arc::new(lists.finish())
 }
 
-/// The offset of the footer.
+/// Footer offset.
 fn footer_start(file: &[u8]) -> Option<usize> {
     let length = file.get(file.len().checked_sub(FOOTER_END)?..)?.first_chunk::<4>()?;
     file.len().checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
@@ -185,7 +185,7 @@ fn metadata(footer: &Footer) -> Result<ParquetMetaData> {
     ParquetMetaDataReader::decode_metadata(&bytes[start..end]).map_err(unwritable)
 }
 
-/// The footer of a file that consists of pieces.
+/// Joins the pieces' footers into the file's footer.
 pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
     let (mut groups, mut file): (Vec<RowGroupMetaData>, Option<FileMetaData>) = (Vec::new(), None);
     let (mut position, mut rows) = (0, 0);

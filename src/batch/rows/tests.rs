@@ -15,7 +15,7 @@ pub(in crate::batch) fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>
     writer.into_inner().unwrap()
 }
 
-/// The rows of a file, one by one.
+/// A file's rows, one by one.
 pub(in crate::batch) fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
     builder.with_batch_size(1).build().unwrap().map(Result::unwrap).collect()
