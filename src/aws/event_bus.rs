@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 
 /// How long an event may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Source name for all events.
 const SOURCE: &str = "kivu";
 
 /// An Amazon EventBridge bus. The client is created on first use.

@@ -16,7 +16,6 @@ use crate::error::Error;
 const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
 
-/// File compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Compression {
     #[default]

@@ -93,7 +93,6 @@ pub(super) fn messages(event: &Value) -> Vec<Message> {
     queued.into_iter().map(message).collect()
 }
 
-/// An event's objects.
 fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     // S3 sends this event when notifications are configured.
     if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {

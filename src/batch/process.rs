@@ -29,7 +29,6 @@ use crate::error::{Error, Result};
 /// Chunks that are predicted at once, so that the model's threads are busy at a chunk's end.
 const CHUNKS_AT_ONCE: usize = 3;
 
-/// Input rows.
 pub(super) struct RowInput {
     pub(super) reader: Box<dyn RowReader>,
     pub(super) gauge: Gauge,

@@ -57,7 +57,6 @@ impl Progress {
         self.truncated += answers.truncated;
     }
 
-    /// Adds answer column names.
     pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
         if !columns.is_subset(&self.columns) {
             self.columns.extend(columns.iter().take(MAX_SAMPLES).cloned());

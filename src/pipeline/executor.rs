@@ -30,7 +30,6 @@ use crate::{
 pub(super) trait Work<L, R>: Sync {
     type Output: Send;
 
-    /// Token count.
     fn tokens(&self) -> usize;
 
     /// Refuses work that the fleet's model cannot do.

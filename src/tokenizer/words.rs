@@ -25,20 +25,17 @@ pub struct WordPrompt {
     pub max_words: usize,
 }
 
-/// A word in a text.
 struct Word<'a> {
     text: &'a str,
     /// Its start and end in the text, in characters.
     span: (usize, usize),
 }
 
-/// A word's tokens.
 struct WordTokens {
     ids: Vec<u32>,
     span: (usize, usize),
 }
 
-/// Splits a text into words.
 fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
     let (mut byte, mut character) = (0, 0);
     WORDS.find_iter(text).map(move |found| {

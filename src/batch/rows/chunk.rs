@@ -24,7 +24,6 @@ pub(in crate::batch) struct Chunk {
     pub(in crate::batch) rows: Rows,
 }
 
-/// CSV header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::batch) struct CsvHeader {
     pub(in crate::batch) delimiter: u8,

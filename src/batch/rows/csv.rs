@@ -178,7 +178,6 @@ fn ends_file<R: Read>(records: &::csv::Reader<Bounded<R>>, record: &ByteRecord) 
     )))
 }
 
-/// Column names.
 fn names_of(header: &ByteRecord) -> Result<Vec<String>> {
     if header.len() > MAX_COLUMNS {
         return Err(Error::invalid(format!(

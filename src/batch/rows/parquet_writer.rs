@@ -168,7 +168,6 @@ fn numbers<'a, T: ArrowPrimitiveType>(
     Arc::new(lists.finish())
 }
 
-/// Footer offset.
 fn footer_start(file: &[u8]) -> Option<usize> {
     let length = file.get(file.len().checked_sub(FOOTER_END)?..)?.first_chunk::<4>()?;
     file.len().checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)

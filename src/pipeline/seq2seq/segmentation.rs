@@ -11,7 +11,6 @@ const ABBREVIATIONS: [&str; 60] = [
     "pag", "pág", "prof", "profa", "rev", "sgt", "sr", "sra", "srta", "st", "tel", "usw", "vol", "vs",
 ];
 
-/// A text segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum Segment<S> {
     /// A sentence, without white space around it.

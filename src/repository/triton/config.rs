@@ -107,7 +107,6 @@ pub(super) fn instances(options: &Options, is_on_cpu: bool) -> String {
     format!("instance_group [ {{ count: {} kind: {kind} }} ]\n", options.instances)
 }
 
-/// Request batching.
 pub(super) fn batching() -> String {
     format!("dynamic_batching {{ max_queue_delay_microseconds: {MAX_QUEUE_DELAY_US} }}\n")
 }

@@ -22,7 +22,6 @@ use crate::{
 
 /// The interface to Triton.
 const MODEL_PROGRAM: &str = include_str!("seq2seq.py");
-/// Token generation.
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
 

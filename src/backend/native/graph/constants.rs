@@ -52,7 +52,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Constant data.
 pub(in crate::backend::native) fn data(
     tensor: &TensorProto,
     files: &BTreeMap<String, Bytes>,

@@ -71,7 +71,6 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     Ok(Program { values, rotaries, slots, stages, outputs, limits, padding })
 }
 
-/// Graph inputs and outputs.
 pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
     let specs = |values: &[ValueInfoProto]| values.iter().map(spec).collect::<Result<_>>();
     let constants: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
