@@ -99,7 +99,7 @@ pub struct ZeroShotEntitiesOptions {
     pub labels: Labels,
     /// How entities are chosen.
     pub search: EntitySearch,
-    /// How texts above the word limit are read. A truncated text is refused rather than redacted.
+    /// How texts above the word limit are read. With redaction, they are refused instead of truncated.
     pub windows: WindowOptions,
     /// Whether to replace entities in texts by their labels.
     pub redacts: bool,

@@ -149,7 +149,7 @@ impl BytePairs {
 
     /// Merges the pair with the lowest rank, the first of equals, until no pair can be merged.
     fn merged(&self, mut symbols: Vec<Symbol>) -> Vec<Symbol> {
-        // Merges the symbol at `place` and the next, ordered by rank.
+        // Queue entry that merges the symbol at `place` with the next, ordered by rank.
         let merge = |symbols: &[Symbol], place: usize| {
             let left = symbols.get(place)?;
             let [rank, id] = self.merge(left.id, symbols.get(left.after?)?.id)?;

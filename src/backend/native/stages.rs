@@ -19,7 +19,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Row(per, operation) => {
-                // Token blocks contain tokens from any text block.
+                // A text block's tokens may be in any token block.
                 let continues = !matches!(operation, RowOperation::Pool { .. });
                 match stages.last_mut() {
                     Some(Stage::Rows(stage)) if stage.per == per && continues => {
@@ -77,7 +77,7 @@ fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     }
 }
 
-/// Assigns memory slots to values: a value reuses a slot that no later operation reads. Returns the slot count.
+/// Assigns memory slots to values: a value reuses the slot of one that no later operation reads. Returns the slot count.
 pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
