@@ -77,7 +77,8 @@ fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     }
 }
 
-/// Assigns memory slots to values: a value reuses the slot of one that no later operation reads. Returns the slot count.
+/// Assigns memory slots to values: a value reuses the slot of one that no later operation reads. Returns the slot
+/// count.
 pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();

@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
         Ok(DistanceBias::Values { values, farthest: count / 2 })
     }
 
-    /// Attention that depends on positions, see `build/functions.rs`.
+    /// Attention that depends on positions, see `compiler/src/functions.rs`.
     pub(super) fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes] = &node.input[..] else {
