@@ -92,7 +92,7 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// The numbers that weights are stored as.
+    /// Number format of the stored weights.
     pub precision: Precision,
     /// Quantization scheme, and why it was chosen if it is not the default.
     pub plan: String,
@@ -104,7 +104,7 @@ pub struct Weights {
     pub other_vectors: BTreeMap<VectorKind, Quality>,
 }
 
-/// The numbers that weights are stored as.
+/// Number format of stored weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
@@ -228,9 +228,9 @@ pub struct Neighbours {
 pub struct VectorQuality {
     /// Measured texts.
     pub texts: usize,
-    /// The share for `int8` and `uint8`, by cosine similarity.
+    /// For `int8` and `uint8`, by cosine similarity.
     pub int8: f32,
-    /// The share for `binary` and `ubinary`, by Hamming distance; absent if 8 does not divide the dimensions.
+    /// For `binary` and `ubinary`, by Hamming distance; absent if 8 does not divide the dimensions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub binary: Option<f32>,
 }

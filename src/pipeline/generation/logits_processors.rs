@@ -210,8 +210,8 @@ fn keep_probable(probabilities: &[f32], least: f32, min_kept: usize, scores: &mu
     }
 }
 
-/// Keeps the tokens whose information is nearest to the entropy and whose probabilities sum up to `mass`, and at least
-/// `min_kept`.
+/// Locally typical sampling: keeps the tokens whose information is nearest to the entropy and whose probabilities sum up
+/// to `mass`, and at least `min_kept`.
 fn keep_typical(mass: f32, min_kept: usize, scores: &mut [f32]) {
     let probabilities = probabilities(scores);
     let entropy = entropy(&probabilities);

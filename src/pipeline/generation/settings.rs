@@ -72,7 +72,8 @@ pub struct GenerationOptions {
     pub top_p: Option<f32>,
     /// Sample among tokens whose probability is at least this share of the highest.
     pub min_p: Option<f32>,
-    /// Sample among the tokens whose information is nearest to the expected one and that together have this probability.
+    /// Locally typical sampling: sample among the tokens whose information is nearest to the entropy and that together
+    /// have this probability.
     pub typical_p: Option<f32>,
     /// Sample among tokens with at least this probability.
     pub epsilon_cutoff: Option<f32>,
