@@ -1,4 +1,4 @@
-//! Days on which callers, or the world, behave badly: what they hear, what the log says, what it costs.
+//! Misbehaving clients and exhausted resources: responses, log lines and memory use.
 
 use std::{
     fs,

@@ -73,7 +73,7 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
         fs::write(&checkpoint, seal(contents.replacen(from, to, 1))).unwrap();
         finished(job(&input, &output))
     };
-    // As if another version had decided.
+    // As if another version had detected the layout.
     let sealed = |contents: String| format!("{}\n{contents}", blake3::hash(contents.as_bytes()).to_hex());
     let report = replaced("\"column\":\"text\"", "\"column\":\"other\"", &sealed);
     assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("other"), 3000));

@@ -29,7 +29,7 @@ async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
     let options = Seq2SeqOptions {
         source: None,
         target: None,
-        // The engine takes a line as it is.
+        // The engine does not split lines into sentences.
         split: Some(Split::Never),
         truncate: false,
         clean_up_spaces: false,

@@ -213,7 +213,7 @@ fn scores(output: &Value) -> Vec<(String, f64)> {
     output.as_array().map_or_else(|| vec![one(output)], |items| items.iter().map(one).collect())
 }
 
-/// A list for each input: pipelines leave lists out where one input or one label makes them seem needless.
+/// One list per input: pipelines omit the list for a single input or label.
 fn by_input(entry: &Entry) -> Vec<Vec<(String, f64)>> {
     match (&entry.inputs, &entry.output) {
         (Value::Array(_), Value::Array(outputs)) => outputs.iter().map(scores).collect(),
@@ -324,7 +324,7 @@ struct SentimentCase {
     scores: std::collections::BTreeMap<String, f32>,
 }
 
-/// The sentiment model in fp32 is the one that was trained, and as it is served it comes near that.
+/// The fp32 sentiment model equals the trained one, and the served model is close to it.
 #[tokio::test]
 async fn the_sentiment_model_is_the_one_that_was_trained() {
     let Some(runtime) = runtime() else { return };
@@ -357,7 +357,7 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
     }
 }
 
-/// A long text that comes with many labels is read once for each: that is bounded before it begins.
+/// A long text is read once per label: their product is limited before the first run.
 #[tokio::test]
 async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
     let Some(runtime) = runtime() else { return };

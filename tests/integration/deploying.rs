@@ -300,7 +300,7 @@ fn functions_accept_their_configuration() {
     }
 }
 
-/// Without parameters there is one function and one API, and nothing with a charge at rest but the secret.
+/// Without parameters there is one function and one API, and only the secret has a charge at rest.
 #[test]
 fn the_smallest_deployment_is_small() {
     let Some([smallest, ..]) = deployments() else { return };
@@ -545,7 +545,7 @@ fn managed_instances_are_limited_and_reach_traces() {
     );
 }
 
-/// Without a parameter, nothing is paid for that nothing uses: traces, and metrics by route.
+/// Traces and metrics by route have a charge, so they are off by default.
 #[test]
 fn unused_telemetry_is_off_by_default() {
     let Some([smallest]) = Deployment::resolve([json!({})]) else { return };

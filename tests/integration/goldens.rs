@@ -117,7 +117,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
             failures.push(format!("{:?}: vector off by {difference}", case.text));
         }
     }
-    // All texts in one request give what each gives alone.
+    // Texts in one request have the same vectors as alone.
     let together = golden.cases.iter().map(|case| Input::Text(case.text.clone())).collect();
     let together = pipeline.embed(together, &options(), deadline()).await.unwrap();
     for (case, found) in golden.cases.iter().zip(&together.vectors) {
@@ -287,7 +287,7 @@ async fn padding_does_not_change_vectors() {
     }
 }
 
-/// Exports answer as the folders that they were made from.
+/// Exports have the same results as their source folders.
 #[tokio::test]
 async fn exports_match_their_originals() {
     let Some(runtime) = runtime() else { return };

@@ -138,7 +138,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ("tiny-mbart", &[fairseq]),
         ("tiny-pegasus", &[fairseq]),
     ];
-    // No limit, or no buckets; other messages name the least window.
+    // Zero means no limit or no buckets; other error messages name the minimum window.
     let may_be_zero = ["position_buckets", "local_attention", "sliding_window"];
     for (model, fields) in families {
         let folder = tempfile::tempdir().unwrap();

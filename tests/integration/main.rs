@@ -1,4 +1,4 @@
-//! The integration tests: one binary, a module a topic.
+//! The integration tests: one binary, one module per topic.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Built translation models: graphs that compute the same as `transformers`, and tokenizers that agree with its own.
+//! Built translation models: graphs and tokenizers with the same results as `transformers`.
 
 use std::{fs, num::NonZeroUsize, path::Path};
 

@@ -247,7 +247,7 @@ async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
     let (status, refused) = ask_long(json!({ "split": "never", "truncate": false })).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"the text has 50 tokens, but the model takes at most 24 tokens; set `split` or `truncate`");
-    // The hub's way to say the same.
+    // The same in the hub's format.
     let longest = json!({ "src_lang": "en", "tgt_lang": "fr", "truncation": "longest_first" });
     let (_, hub) = ask("/models/two", &json!({ "inputs": long, "parameters": longest })).await;
     assert_eq!(hub[0]["translation_text"], cut["translations"][0]["text"]);

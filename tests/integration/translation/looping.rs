@@ -1,4 +1,4 @@
-//! The decode loop over decoders that misbehave, or are watched.
+//! The decode loop on misbehaving and instrumented decoders.
 
 use std::{sync::mpsc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Translation: what is generated, against what `transformers` generates, and what clients see.
+//! Translation: results compared with `transformers`, and responses to clients.
 
 mod asking;
 mod generating;
