@@ -12,7 +12,7 @@ use flate2::{bufread::GzDecoder, write::GzEncoder};
 
 use crate::error::Error;
 
-/// The largest ratio of unpacked to packed size of a text; smaller outputs than [`MIN_CHECKED_BYTES`] are not checked.
+/// Maximum ratio between a text's unpacked and packed size; outputs below [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
 
