@@ -45,6 +45,10 @@ fn refused(error: io::Error) -> io::Error {
     }
 }
 
+/// The maximum size of a settings file, vocabulary or other text, in bytes: far above real ones, and far below a
+/// machine's memory.
+pub const MAX_TEXT_BYTES: u64 = 512 * 1024 * 1024;
+
 /// Reads a file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
@@ -55,10 +59,24 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a text file.
+/// Reads a settings file or a vocabulary.
+///
+/// # Errors
+/// [`io::ErrorKind::FileTooLarge`] above [`MAX_TEXT_BYTES`].
+pub fn read_text(path: &Path) -> io::Result<Vec<u8>> {
+    match open(path)?.metadata()?.len() {
+        0..=MAX_TEXT_BYTES => read(path),
+        size => {
+            let message = format!("expected a file of at most {MAX_TEXT_BYTES} bytes, but found {size}");
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
+        }
+    }
+}
+
+/// Reads a text file, which must be UTF-8.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    String::from_utf8(read(path)?).map_err(invalid)
+    String::from_utf8(read_text(path)?).map_err(invalid)
 }
 
 /// Copies a file's contents and mode to a new or emptied one.
