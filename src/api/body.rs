@@ -1,4 +1,4 @@
-//! Reading bodies: within the size limit of a request, and within the memory that the bodies of all requests may take.
+//! Reads bodies within two limits: the size per request, and the memory for all requests' bodies.
 
 use axum::{
     body::Body,
@@ -30,7 +30,7 @@ pub(super) struct ReadBody {
     pub(super) memory: RequestMemory,
 }
 
-/// Reads the body of a request.
+/// Reads a request body.
 pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error> {
     let deadline = Deadline::within(app.limits.timeout());
     // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
@@ -60,7 +60,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error>
     Ok(ReadBody { headers: parts.headers, bytes, deadline, memory })
 }
 
-/// The length of a body that the client sends after `100 Continue` only, as curl does above one megabyte.
+/// Announced body length, if the client sends the body after `100 Continue` only, as curl does above one megabyte.
 fn announced(headers: &HeaderMap) -> Option<u64> {
     let is_pending = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
     let length = headers.get(CONTENT_LENGTH).filter(|_| is_pending)?;
@@ -94,7 +94,7 @@ async fn collect(mut body: Body, limit: usize, memory: &mut RequestMemory) -> Re
     refusal.map_or_else(|| blocks.into_bytes(memory), Err)
 }
 
-/// The bytes of a body that is being read. Blocks of the same size leave no holes in memory, unlike a list that grows.
+/// Bytes of a body that is being read. Equal-sized blocks leave no holes in memory, unlike a list that grows.
 #[derive(Default)]
 struct Blocks {
     blocks: Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! The memory that the bodies of all requests may take, and the part of it that each request holds.
+//! Memory budget for all requests' bodies, and the part that each request holds.
 
 use std::sync::Arc;
 

@@ -33,7 +33,7 @@ impl ContentEncoding {
         })
     }
 
-    /// Decompresses a body to at most `limit` bytes. All members of a gzip body are read; data after its end is an error.
+    /// Decompresses a body to at most `limit` bytes. Reads all gzip members; data after the last one is an error.
     pub(super) fn decode(self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, Error> {
         let mut rest = body.as_slice();
         let decoded = match self {

@@ -1,5 +1,5 @@
-//! Deserialization of requests, in which structs are objects. Derived implementations also accept a list of the values
-//! of their fields, in an order that no API defines.
+//! Deserializes requests, in which structs are objects. Derived implementations also accept a list of field values, in
+//! an order that no API defines.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::{
 /// all values within a value.
 pub(super) struct Objects<T>(pub(super) T);
 
-/// Methods of a deserializer that pass everything on.
+/// Forwarding deserializer methods.
 macro_rules! forward {
     ($($method:ident($($argument:ident: $kind:ty),*))*) => {
         $(fn $method<V: Visitor<'de>>(self, $($argument: $kind,)* visitor: V) -> Result<V::Value, D::Error> {
@@ -49,7 +49,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
     }
 }
 
-/// Methods of a visitor that pass a value on.
+/// Forwarding visitor methods.
 macro_rules! visit {
     ($($method:ident($kind:ty))*) => {
         $(fn $method<E: serde::de::Error>(self, value: $kind) -> Result<V::Value, E> {

@@ -12,17 +12,17 @@ use axum::{
 use http_body::{Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The size of frames. A connection buffers a few of them; the rest stays here.
+/// Frame size in bytes. A connection buffers a few frames; the rest stays here.
 const FRAME_BYTES: usize = 64 * 1024;
 
-/// Makes a response hold the permit of its request until its body has been sent.
+/// Makes a response hold its request's permit until its body has been sent.
 pub(super) fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
     response.map(|body| Body::new(PermitBody { body, buffered: Bytes::new(), _permit: permit }))
 }
 
 struct PermitBody {
     body: Body,
-    /// The rest of the last frame of `body`.
+    /// The rest of the last frame in `body`.
     buffered: Bytes,
     _permit: OwnedSemaphorePermit,
 }

@@ -1,4 +1,4 @@
-//! Rejected requests, and the HTTP status of every error.
+//! Rejected requests, and the HTTP status for every error.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::Error;
 /// When clients should retry by default, in seconds.
 const RETRY_AFTER_S: u64 = 1;
 
-/// The result of a handler.
+/// Handler result.
 pub(super) type Reply<T = Response> = Result<T, Rejection>;
 
 /// A status and a message for the client, with the cause for the log.
@@ -45,7 +45,7 @@ impl Rejection {
         matches!(self.error.as_deref(), Some(Error::UnknownModel { .. } | Error::NoModel))
     }
 
-    /// The whole chain of causes, for the log.
+    /// The whole error chain, for the log.
     pub(super) fn chain(&self) -> String {
         self.error.as_ref().map_or_else(|| self.message.clone(), |error| error.chain())
     }

@@ -28,13 +28,13 @@ use crate::{
 
 /// The shortest interval between a failed attempt and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a request without a deadline of its own waits.
+/// How long a request without its own deadline waits.
 const TIMEOUT: Duration = Duration::from_secs(28);
 
 /// An attempt to create the router, shared by all waiting requests.
 type Attempt = Shared<BoxFuture<'static, Result<Router, Failed>>>;
 
-/// The error of an attempt, and when it failed.
+/// An attempt's error, and when it failed.
 #[derive(Clone, Debug)]
 struct Failed(Arc<Error>, Instant);
 
@@ -69,7 +69,7 @@ impl LazyRouter {
     }
 
     /// Waits up to `limit` for the router. An error means that further attempts are useless, as after a wrong
-    /// configuration; after a failure of I/O, requests try again.
+    /// configuration; after an I/O failure, requests try again.
     pub async fn prepare(&self, limit: Duration) -> Result<(), Arc<Error>> {
         match timeout(limit, self.attempt()).await {
             Ok(Err(Failed(error, _))) if !matches!(*error, Error::Io { .. }) => Err(error),
@@ -77,7 +77,7 @@ impl LazyRouter {
         }
     }
 
-    /// The router's response, or 503 if there is no router within the deadline of the request.
+    /// The router's response, or 503 if there is no router within the request's deadline.
     pub async fn respond(&self, request: Request) -> Response {
         let (mut parts, body) = request.into_parts();
         let path = parts.uri.path().to_owned();

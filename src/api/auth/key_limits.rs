@@ -1,4 +1,4 @@
-//! Optional limits of a key: its last day, its models, and its rate.
+//! Optional limits per key: its last day, its models, and its rate.
 
 use std::{
     fmt,
@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 const DAY: Duration = Duration::from_hours(24);
 const MAX_YEAR: u32 = 9999;
 
-/// The limits of a key. Without limits, it is valid indefinitely, for all models, at any rate.
+/// Limits for a key. Without limits, it is valid indefinitely, for all models, at any rate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyLimits {
     /// The last day on which the key is valid, in UTC.
     pub expires: Option<Date>,
-    /// The names of the models that the key may use; all if there are none.
+    /// Names of the models that the key may use; all if empty.
     pub models: Vec<String>,
     /// The requests per minute that each server process accepts.
     pub per_minute: Option<u32>,
@@ -39,7 +39,7 @@ impl KeyLimits {
         }
     }
 
-    /// Parses the part of a line behind the hash, such as `expires=2027-01-31 models=minilm,rank per-minute=60`.
+    /// Parses the rest of a line after the hash, such as `expires=2027-01-31 models=minilm,rank per-minute=60`.
     pub(super) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Option<Self> {
         let mut limits = Self::default();
         for field in fields {
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_key_is_valid_until_the_end_of_its_last_day() {
-        // The first second of the next day, as `date --utc --date 2027-02-01 +%s` prints it.
+        // The next day's first second, as `date --utc --date 2027-02-01 +%s` prints it.
         for (day, end) in [
             ("1970-01-01", 86_400),
             ("2000-02-29", 951_868_800),

@@ -1,4 +1,4 @@
-//! Hashes of API keys, and the lookup of a key among them.
+//! API key hashes, and key lookup among them.
 
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -9,9 +9,9 @@ use crate::{
     repository::bundle::hex,
 };
 
-/// The prefix of every key, by which secret scanners recognize a leaked one.
+/// Prefix for every key, by which secret scanners recognize a leaked one.
 const PREFIX: &str = "kivu_";
-/// Random bytes of a key: enough that a plain hash is as safe as a slow one.
+/// Random bytes per key: enough that a plain hash is as safe as a slow one.
 const KEY_BYTES: usize = 32;
 const MAX_NAME_CHARS: usize = 64;
 
@@ -31,7 +31,7 @@ pub(super) struct Key {
 }
 
 impl Keyring {
-    /// Parses lines of `NAME:SHA256`, with optional limits; empty lines and lines that begin with `#` are ignored.
+    /// Parses lines with `NAME:SHA256` and optional limits; empty lines and lines that begin with `#` are ignored.
     ///
     /// Errors name the line number but not its content, which may be a key pasted by mistake.
     pub(super) fn parse(text: &str) -> Result<Self> {
@@ -49,7 +49,7 @@ impl Keyring {
         Ok(Self { keys: keys.collect::<Result<_>>()? })
     }
 
-    /// A ring of keys in plain text, which all have the same name.
+    /// A ring with plain-text keys, which all have the same name.
     pub(super) fn of<'a>(name: &str, keys: impl Iterator<Item = &'a str>) -> Self {
         let of =
             |key: &str| (Key { name: name.to_owned(), limits: KeyLimits::default() }, hash(key.as_bytes()));
@@ -84,7 +84,7 @@ fn parse_line(line: &str) -> Option<(Key, Hash)> {
     Some((Key { name: name.to_owned(), limits: KeyLimits::parse(fields)? }, hash))
 }
 
-/// Whether a name is safe in a line of the keyring and in the log.
+/// Whether a name is safe in a keyring line and in the log.
 fn is_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_plain)

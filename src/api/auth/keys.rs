@@ -1,5 +1,5 @@
-//! The valid keys: those of the configuration, and those of a file or secret, which is reread at intervals so that
-//! keys can be added and revoked without a deployment.
+//! Valid keys: from the configuration, and from a file or secret, which is reread at intervals so that keys can be
+//! added and revoked without a deployment.
 
 use std::{
     path::PathBuf,
@@ -17,14 +17,14 @@ use crate::{
     regular_file,
 };
 
-/// The shortest interval between two reads of the source, however many unknown keys arrive.
+/// Minimum interval between two reads of the source, however many unknown keys arrive.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 /// The shortest interval until keys have been loaded for the first time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a request waits for the source.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Configured keys, and the source of more.
+/// Configured keys, and the source for more.
 #[derive(Debug)]
 pub(in crate::api) struct Keys {
     fixed: Keyring,
@@ -83,7 +83,7 @@ impl Keys {
         Ok(Self::from_parts(Keyring::parse(&config.keys.join("\n"))?, source, Keyring::parse, config))
     }
 
-    /// The secret of the trusted proxy, if there is one. During a rotation the previous one is valid, too.
+    /// The trusted proxy's secret, if there is one. During a rotation the previous one is valid, too.
     pub(super) fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
         let parse = |secrets: &str| {
             let secrets = secrets.lines().map(str::trim).filter(|secret| !secret.is_empty());
@@ -231,7 +231,7 @@ mod tests {
         Keys::new(&config).unwrap()
     }
 
-    /// The name of a key.
+    /// A key's name.
     async fn find(keys: &Keys, key: &str) -> Option<String> {
         keys.find(&[key]).await.unwrap().map(|key| key.name)
     }

@@ -1,4 +1,4 @@
-//! Requests per day. With a table, all processes share the count of a key.
+//! Requests per day. With a table, all processes share a key's count.
 
 use std::{
     collections::HashMap,
@@ -18,20 +18,20 @@ use crate::{
 const DAY: Duration = Duration::from_hours(24);
 /// How long requests are admitted without the table after it could not be reached.
 const PAUSE: Duration = Duration::from_secs(5);
-/// A process reserves this part of what it has served, and of the limit, so that few reserved requests are lost when it
-/// ends, and few requests wait for the table.
+/// Divisors for reservations, applied to the requests served and to the limit: few reserved requests are lost when a
+/// process ends, and few requests wait for the table.
 const SERVED_DIVISOR: u32 = 8;
 const LIMIT_DIVISOR: u32 = 100;
 
-/// The requests that keys may still send today, by the name of the key.
+/// Requests that keys may still send today, by key name.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     table: Option<QuotaTable>,
-    /// Names are those of known keys, so their number is limited.
+    /// Only known keys have counts, so their number is limited.
     counts: SyncMutex<HashMap<String, Arc<Mutex<Count>>>>,
 }
 
-/// The requests of one key in this process.
+/// One key's requests in this process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     /// In days since 1970.
@@ -51,9 +51,9 @@ impl Quotas {
         Ok(Self { table, counts: SyncMutex::default() })
     }
 
-    /// Counts a request of the key `name`, unless it exceeds `per_day`.
+    /// Counts a request by the key `name`, unless it exceeds `per_day`.
     ///
-    /// If the table cannot be reached, the request is admitted: an outage of the table is not one of the service.
+    /// If the table cannot be reached, the request is admitted: a table outage must not become a service outage.
     pub(super) async fn admit(&self, name: &str, per_day: u32) -> bool {
         let count = {
             let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,14 +91,14 @@ impl Count {
         }
     }
 
-    /// Reserves this request and some more, if the limit allows.
+    /// Reserves quota for this request and a few more, if the limit allows.
     async fn reserve(&mut self, table: &QuotaTable, name: &str, per_day: u32) -> Result<bool> {
         let claim = |requests| Claim { key: name, day: self.day, requests, limit: per_day };
         let requests = portion(self.served, per_day);
         let reserved = if table.add(claim(requests)).await? {
             requests
         } else {
-            // The last requests of the day are reserved one by one.
+            // The day's last requests are reserved one by one.
             u32::from(requests > 1 && table.add(claim(1)).await?)
         };
         self.failed = None;
@@ -118,7 +118,7 @@ pub(super) fn until_tomorrow() -> Duration {
     DAY - time_of_day().1
 }
 
-/// The days since 1970, and the time since the last of them began, in UTC.
+/// Days since 1970, and the time since the last one began, in UTC.
 fn time_of_day() -> (u64, Duration) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let day = now.as_secs() / DAY.as_secs();
@@ -160,7 +160,8 @@ mod tests {
         }
     }
 
-    /// A process that ends loses at most an eighth of what it has served, and few requests wait for the table.
+    /// A process that ends loses at most an eighth of the requests that it has served, and few requests
+    /// wait for the table.
     #[test]
     fn portions_grow_with_use() {
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Rates of keys. Each process counts its own requests.
+//! Request rates per key. Each process counts its own requests.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,7 @@ use std::{
 
 use super::keys::Timestamp;
 
-/// The requests that keys may still send, by the name of the key: a bucket that refills at the key's rate.
+/// Requests that keys may still send, by key name: a bucket that refills at the key's rate.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     buckets: Mutex<HashMap<String, Bucket>>,
@@ -20,9 +20,9 @@ struct Bucket {
 }
 
 impl Rates {
-    /// Counts a request of the key `name`, unless it exceeds `per_minute`.
+    /// Counts a request by the key `name`, unless it exceeds `per_minute`.
     ///
-    /// Names are those of known keys, so their number is limited.
+    /// Only known keys have buckets, so their number is limited.
     pub(super) fn admit(&self, name: &str, per_minute: u32) -> bool {
         let full = f64::from(per_minute);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
