@@ -1,5 +1,7 @@
 //! Reads bodies within two limits: the size per request, and the memory for all requests' bodies.
 
+use std::mem;
+
 use axum::{
     body::Body,
     extract::Request,
@@ -9,6 +11,7 @@ use axum::{
     },
 };
 use http_body_util::BodyExt;
+use memmap2::MmapMut;
 
 use super::{
     app::App,
@@ -97,7 +100,7 @@ async fn collect(mut body: Body, limit: usize, memory: &mut RequestMemory) -> Re
 /// Bytes of a body that is being read. Equal-sized blocks leave no holes in memory, unlike a list that grows.
 #[derive(Default)]
 struct Blocks {
-    blocks: Vec<Vec<u8>>,
+    blocks: Vec<Block>,
     size: usize,
     capacity: usize,
 }
@@ -105,16 +108,15 @@ struct Blocks {
 impl Blocks {
     /// Adds bytes, whose memory the request holds first.
     fn add(&mut self, mut data: &[u8], memory: &mut RequestMemory) -> Result<(), Error> {
-        const MAX_BLOCK_BYTES: usize = 64 * 1024;
         while !data.is_empty() {
             if self.size == self.capacity {
                 let block = self.size.max(data.len()).min(MAX_BLOCK_BYTES);
                 memory.resize(self.capacity + block)?;
                 self.capacity += block;
-                self.blocks.push(Vec::with_capacity(block));
+                self.blocks.push(Block::new(block)?);
             }
             let (now, rest) = data.split_at(data.len().min(self.capacity - self.size));
-            self.blocks.last_mut().into_iter().for_each(|block| block.extend_from_slice(now));
+            self.blocks.last_mut().into_iter().for_each(|block| block.extend(now));
             self.size += now.len();
             data = rest;
         }
@@ -122,14 +124,52 @@ impl Blocks {
     }
 
     fn into_bytes(mut self, memory: &mut RequestMemory) -> Result<Vec<u8>, Error> {
-        if self.blocks.len() == 1 {
-            return Ok(self.blocks.remove(0));
+        if let [Block::Allocated(bytes)] = self.blocks.as_mut_slice() {
+            return Ok(mem::take(bytes));
         }
         memory.resize(self.capacity + self.size)?;
         let mut bytes = Vec::with_capacity(self.size);
-        self.blocks.into_iter().for_each(|block| bytes.extend_from_slice(&block));
+        self.blocks.into_iter().for_each(|block| bytes.extend_from_slice(block.bytes()));
         memory.resize(bytes.len())?;
         Ok(bytes)
+    }
+}
+
+const MAX_BLOCK_BYTES: usize = 64 * 1024;
+
+/// A part of a body.
+enum Block {
+    Allocated(Vec<u8>),
+    /// A map and its used bytes. The system gets maps back at once; the allocator would keep hundreds of megabytes
+    /// after a burst of large bodies.
+    Mapped(MmapMut, usize),
+}
+
+impl Block {
+    fn new(capacity: usize) -> Result<Self, Error> {
+        if capacity < MAX_BLOCK_BYTES {
+            return Ok(Self::Allocated(Vec::with_capacity(capacity)));
+        }
+        let map = MmapMut::map_anon(capacity).map_err(Error::io("cannot get memory for a request's body"))?;
+        Ok(Self::Mapped(map, 0))
+    }
+
+    /// Adds bytes for which there is space.
+    fn extend(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Allocated(block) => block.extend_from_slice(bytes),
+            Self::Mapped(map, used) => {
+                map[*used..*used + bytes.len()].copy_from_slice(bytes);
+                *used += bytes.len();
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(map, used) => &map[..*used],
+        }
     }
 }
 
