@@ -6,7 +6,10 @@ mod keys;
 mod quotas;
 mod rate;
 
-use std::{net::SocketAddr, time::SystemTime};
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
 
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
 
@@ -199,25 +202,23 @@ impl Guard {
         if key.limits.has_expired(SystemTime::now()) {
             return Err(Refusal::new("expired key", StatusCode::UNAUTHORIZED, EXPIRED));
         }
-        let too_many = |reason, limit: String| {
+        let too_many = |reason, limit: String, wait: Duration| {
             let message = format!("expected at most {limit} with this key; retry later");
-            Refusal::new(reason, StatusCode::TOO_MANY_REQUESTS, &message)
+            let mut refusal = Refusal::new(reason, StatusCode::TOO_MANY_REQUESTS, &message);
+            refusal.rejection.retry_after_s = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
+            Err(refusal)
         };
         if let Some(per_minute) = key.limits.per_minute
-            && !self.rates.admit(&key.name, per_minute)
+            && let Err(wait) = self.rates.admit(&key.name, per_minute)
         {
-            return Err(too_many(
-                "too many requests with this key",
-                format!("{per_minute} requests per minute"),
-            ));
+            let limit = format!("{per_minute} requests per minute");
+            return too_many("too many requests with this key", limit, wait);
         }
         if let Some(per_day) = key.limits.per_day
             && !self.quotas.admit(&key.name, per_day).await
         {
-            let mut refusal =
-                too_many("quota of this key is used up", format!("{per_day} requests per day (UTC)"));
-            refusal.rejection.retry_after_s = quotas::until_tomorrow().as_secs().max(1);
-            return Err(refusal);
+            let limit = format!("{per_day} requests per day (UTC)");
+            return too_many("quota of this key is used up", limit, quotas::until_tomorrow());
         }
         Ok(Caller { name: key.name, models: key.limits.models })
     }
