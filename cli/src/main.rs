@@ -54,6 +54,7 @@ struct Arguments {
 enum Command {
     Serve(serve::Arguments),
     Build(build::Arguments),
+    #[command(visible_alias = "list")]
     Models(models::Arguments),
     Rm(rm::Arguments),
     Batch(Box<batch::Arguments>),

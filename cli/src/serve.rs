@@ -41,7 +41,7 @@ const EXAMPLES: &str = "\
 Examples:
   kivu serve BAAI/bge-small-en-v1.5             a model from the Hugging Face Hub
   kivu serve my-model                           a bundle, or a folder with weights
-  kivu serve bundles --listen 127.0.0.1:9000    all bundles in a folder, on another port
+  kivu serve bundles --port 9000                all bundles in a folder, on another port
   kivu serve minilm                             a built-in recipe, or a model by its name
   kivu serve                                    all models in kivu.toml, or on this machine";
 
@@ -60,6 +60,9 @@ pub(super) struct Arguments {
     /// The address to listen on [default: as in kivu.toml, or 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
+    /// The port to listen on, at kivu.toml's address
+    #[arg(long, conflicts_with = "listen")]
+    port: Option<u16>,
     /// The engine for local models [default: as in kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
@@ -91,6 +94,9 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if let Some(listen) = arguments.listen {
         config.listen = listen;
     }
+    if let Some(port) = arguments.port {
+        config.listen.set_port(port);
+    }
     // Blocking tasks tokenize, which needs a CPU each; none waits for input or output.
     let runtime = Builder::new_multi_thread()
         .enable_all()
@@ -105,7 +111,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
     let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
-        action: format!("cannot listen on `{}`; choose another address with `--listen`", config.listen),
+        action: format!("cannot listen on `{}`; choose another port with `--port`", config.listen),
         source,
     })?;
     let address = listener.local_addr().map_err(Error::io("cannot read the address of the listener"))?;

@@ -161,11 +161,12 @@ fn startup_errors_are_printed() {
     let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = occupied.local_addr().unwrap().to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
-    command.arg("serve").arg(&bundle).args(["--listen", &address]);
+    let port = occupied.local_addr().unwrap().port().to_string();
+    command.arg("serve").arg(&bundle).args(["--port", &port]);
     let error = refusal(&mut command).replace(&address, "[address]");
     insta::assert_snapshot!(error, @"
     error: cannot listen on `[address]`: Address already in use (os error 98)
-    hint: choose another address with `--listen`
+    hint: choose another port with `--port`
     ");
     let nowhere = refusal(&mut kivu(&folder.path().join("nowhere")));
     insta::assert_snapshot!(nowhere.replace(&folder.path().display().to_string(), "[folder]"), @"
