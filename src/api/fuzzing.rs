@@ -1,4 +1,4 @@
-//! Readers of requests: every route, with a scripted model for every task.
+//! Request readers: every route, with a scripted model for every task.
 
 use std::sync::{Arc, OnceLock};
 
@@ -42,7 +42,7 @@ use crate::{
 const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/tokenizer.json");
 const MAX_TOKENS: usize = 16;
 
-/// The routes with a request body; the first byte of an input selects one.
+/// Routes with a request body; an input's first byte selects one.
 const ROUTES: [&str; 29] = [
     "/",
     "/embed",
@@ -105,7 +105,7 @@ pub(crate) fn packed_request(bytes: &[u8]) {
     }
 }
 
-/// Two bytes of the length of the JSON, and a message with binary tensors.
+/// Two bytes with the JSON length, and a message with binary tensors.
 pub(crate) fn tensors(bytes: &[u8]) {
     let Some((length, body)) = bytes.split_first_chunk() else { return };
     let length = match u16::from_le_bytes(*length) {
@@ -157,7 +157,7 @@ fn send(request: Request<Body>) {
     });
 }
 
-/// A model of every task.
+/// One model per task.
 fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
     let embedding = EmbeddingSettings {

@@ -1,4 +1,4 @@
-//! Texts from texts in the body of the model hub: translations, summaries and others.
+//! Text generation with the model hub's body: translations, summaries and others.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -43,8 +43,8 @@ enum HubTruncation {
     OnlySecond,
 }
 
-/// Moves options of generation among the parameters of a body, which clients send there as well, into
-/// `generate_parameters`, where options of the same name take precedence.
+/// Moves generation options among a body's parameters, where clients send them as well, into `generate_parameters`.
+/// Options already in there take precedence.
 fn gather(body: &mut Value) {
     const OPTIONS: &str = "generate_parameters";
     let Some(Value::Object(parameters)) = body.get_mut("parameters") else { return };
@@ -64,8 +64,8 @@ fn gather(body: &mut Value) {
     *parameters = others;
 }
 
-/// Responds like the pipeline of `transformers` for `task`: an object for each text, or a list of objects for each of
-/// several texts with several results.
+/// Responds like the `transformers` pipeline for `task`: one object per text, or one list of objects per text if there
+/// are several texts with several results.
 pub(super) async fn generate_with(
     context: &Context,
     (pipeline, task): (&Seq2SeqPipeline, Task),

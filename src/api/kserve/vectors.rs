@@ -12,17 +12,17 @@ use crate::{
     tensor::Elements,
 };
 
-/// The default name of dense vectors.
+/// Default name for dense vectors.
 const DENSE: &str = "embedding";
-/// The ids of tokens with weights, and the weights: rows padded to the longest with -1 and 0.
+/// Token ids with weights, and the weights: rows padded to the longest with -1 and 0.
 const INDICES: &str = "sparse_indices";
 const VALUES: &str = "sparse_values";
-/// Vectors of tokens, padded with zeros to the largest number of vectors of a text.
+/// Token vectors, padded with zeros to the longest text.
 const MULTI_VECTORS: &str = "multi_vectors";
-/// The number of vectors of each text.
+/// Vector count per text.
 const LENGTHS: &str = "multi_vector_lengths";
 
-/// The names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
+/// Names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
 pub(super) fn outputs<'a>(
     pipeline: &EmbeddingPipeline,
     dense: Option<&'a str>,
@@ -53,13 +53,13 @@ fn kind(name: &str) -> VectorKind {
     }
 }
 
-/// The outputs of a request that names none: those of the first kind.
+/// Outputs for a request that names none: the first vector kind.
 pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) -> Vec<&'a str> {
     let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
     outputs.iter().copied().filter(|name| Some(kind(name)) == first).collect()
 }
 
-/// Runs a model once, and returns its outputs of these names.
+/// Runs a model once, and returns its outputs with these names.
 pub(super) async fn run<'a>(
     app: &App,
     pipeline: &EmbeddingPipeline,

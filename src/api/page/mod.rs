@@ -94,7 +94,7 @@ fn accepts_html(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
-    /// The maximum size of each page.
+    /// Maximum size per page, in bytes.
     const MAX_BYTES: usize = 60_000;
 
     #[test]
