@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,6 +11,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::{OneOrMany, characters, predictions, with_usage},
+    schemas::{OneOrManyClassified, Pairs, Texts},
 };
 use crate::{
     error::{Error, Result},
@@ -45,10 +47,10 @@ async fn classify(context: &Context, pipeline: &ClassificationPipeline, request:
     Ok(with_usage(context, &answer, &logits.usage, characters))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct PredictRequest {
-    /// A text, a pair as a list of two texts, or a list of lists of one or two texts.
+    #[schemars(with = "Pairs")]
     inputs: Value,
     /// The name of the model; by default the first classification model.
     model: Option<String>,
@@ -103,18 +105,21 @@ fn one_or_two(field: impl Display, value: Value) -> Result<Input> {
 }
 
 /// The model hub's body for a classification model.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct ClassifyRequest {
+    #[schemars(with = "OneOrManyClassified")]
     inputs: Value,
     parameters: Option<ClassifyParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct ClassifyParameters {
+    /// The model's own by default.
     function_to_apply: Option<ScoreFunction>,
     /// The number of labels to return; all by default.
+    #[schemars(range(min = 1))]
     top_k: Option<usize>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -166,17 +171,19 @@ fn classify_input(field: impl Display, mut value: Value) -> Result<Input> {
 }
 
 /// The model hub's body for a zero-shot classification model.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct ZeroShotRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     parameters: ZeroShotParameters,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
 pub(super) struct ZeroShotParameters {
     /// A list, or a text with commas between the labels.
+    #[schemars(with = "Texts")]
     candidate_labels: Value,
     /// A sentence in which `{}` is replaced by each label.
     hypothesis_template: Option<String>,

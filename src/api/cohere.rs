@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -10,6 +11,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
+    schemas::{Object, Texts},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -18,64 +20,80 @@ use crate::{
     tokenizer::{Side, Truncation},
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `texts`")]
 pub(super) struct CohereEmbedRequest {
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
-    /// A list of texts.
+    #[schemars(with = "Option<Texts>")]
     texts: Option<Value>,
-    /// Or a list of objects with a `content` of texts.
+    /// Instead of `texts`: objects with a `content` of texts.
+    #[schemars(length(min = 1))]
     inputs: Option<Vec<Content>>,
-    /// The role of the texts, for which the model may have a prompt.
+    /// The role of the texts, for which the model may have a prompt: `search_document`, `search_query`,
+    /// `classification` or `clustering`.
     input_type: Option<String>,
     /// The types of the vectors; `float` by default.
+    #[schemars(length(min = 1, max = 6))]
     embedding_types: Option<Vec<EncodingFormat>>,
     /// The number of leading values to keep of each vector, which is normalized again.
+    #[schemars(range(min = 1))]
     output_dimension: Option<usize>,
-    /// The treatment of texts beyond the model's limit.
+    /// The treatment of texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this
+    /// end.
     truncate: Option<Truncate>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `content`")]
+#[schemars(inline)]
 struct Content {
+    #[schemars(length(min = 1))]
     content: Vec<Part>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type` and `text`")]
+#[schemars(inline)]
 struct Part {
     #[serde(rename = "type")]
     _type: PartType,
+    #[schemars(length(min = 1))]
     text: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(inline)]
 enum PartType {
     Text,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
+#[schemars(inline)]
 enum Truncate {
     None,
     Start,
     End,
 }
 
-#[derive(Serialize)]
-struct EmbedResponse<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CohereEmbedResponse")]
+pub(super) struct EmbedResponse<'a> {
     id: String,
     texts: Vec<&'a str>,
+    /// Lists of vectors by type; from `/v1/embed` without types, a list of vectors.
     embeddings: Embeddings,
+    #[schemars(extend("enum" = ["embeddings_by_type", "embeddings_floats"]))]
     response_type: &'static str,
+    #[schemars(with = "Object")]
     meta: Value,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 enum Embeddings {
     Floats(Vec<Vector>),
     ByType(BTreeMap<&'static str, Vec<Vector>>),

@@ -1,4 +1,4 @@
-//! The dialects of the API, and the error bodies of each.
+//! The error bodies of each API.
 
 use axum::{
     Json,
@@ -9,40 +9,92 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
 
 use super::rejection::Rejection;
 
-/// The API whose clients call a path.
+/// The form of error bodies, which several APIs may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Tei,
-    /// The model hub, Ollama and LibreTranslate: TEI's errors, but with a body for 401.
+    /// As TEI, but with a body for 401: the model hub, Ollama and LibreTranslate.
     Hub,
     OpenAi,
     Jina,
+    /// Cohere and DeepL.
     Cohere,
-    DeepL,
     KServe,
 }
 
-impl Dialect {
-    /// The dialect of a path.
-    pub(super) fn of(path: &str) -> Self {
-        match path {
-            "/v1/rerank" => Self::Jina,
-            "/v2/rerank" | "/v2/embed" | "/v1/embed" => Self::Cohere,
-            "/v2/translate" | "/v2/languages" => Self::DeepL,
-            "/languages" => Self::Hub,
-            "/embeddings" => Self::OpenAi,
-            _ if path.starts_with("/api/") => Self::Hub,
-            _ if path.starts_with("/models/") => Self::Hub,
-            _ if path == "/v2" || path.starts_with("/v2/") => Self::KServe,
-            _ if path.starts_with("/v1/") => Self::OpenAi,
-            _ => Self::Tei,
+/// An error of TEI, the model hub, Ollama or LibreTranslate.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TeiError {
+    error: String,
+    /// `Validation`, `Overloaded` or `Backend`.
+    error_type: &'static str,
+}
+
+/// An error of OpenAI's API.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct OpenAiError {
+    error: OpenAiErrorDetails,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct OpenAiErrorDetails {
+    /// `model_not_found`, `invalid_api_key`, `rate_limit_exceeded` or `null`.
+    code: Option<&'static str>,
+    message: String,
+    /// Always `null`: the message names the field.
+    param: Option<&'static str>,
+    /// `invalid_request_error`, `rate_limit_error` or `server_error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+/// An error of Jina's or Voyage's API.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct JinaError {
+    detail: String,
+}
+
+/// An error of Cohere's or DeepL's API.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct CohereError {
+    message: String,
+}
+
+/// An error of KServe v2.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KServeError {
+    error: String,
+}
+
+/// An error body.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum ErrorBody {
+    Tei(TeiError),
+    OpenAi(OpenAiError),
+    Jina(JinaError),
+    Cohere(CohereError),
+    KServe(KServeError),
+}
+
+impl ErrorBody {
+    pub(super) fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
+        match self {
+            Self::Tei(_) => generator.subschema_for::<TeiError>(),
+            Self::OpenAi(_) => generator.subschema_for::<OpenAiError>(),
+            Self::Jina(_) => generator.subschema_for::<JinaError>(),
+            Self::Cohere(_) => generator.subschema_for::<CohereError>(),
+            Self::KServe(_) => generator.subschema_for::<KServeError>(),
         }
     }
+}
 
+impl Dialect {
     /// The status that a dialect uses: KServe has no 422.
     pub(super) fn status(self, status: StatusCode) -> StatusCode {
         match (self, status) {
@@ -51,22 +103,24 @@ impl Dialect {
         }
     }
 
-    /// The error body of a rejection, after the name of its schema; TEI sends none with 401.
-    pub(super) fn body(self, rejection: &Rejection) -> Option<(&'static str, Value)> {
-        let Rejection { status, message, .. } = rejection;
+    /// The error body of a rejection; TEI sends none with 401.
+    pub(super) fn body(self, rejection: &Rejection) -> Option<ErrorBody> {
+        let (status, message) = (rejection.status, rejection.message.clone());
         Some(match self {
-            Self::Tei if *status == StatusCode::UNAUTHORIZED => return None,
-            Self::Hub if *status == StatusCode::UNAUTHORIZED => ("KServeError", json!({ "error": message })),
+            Self::Tei if status == StatusCode::UNAUTHORIZED => return None,
+            Self::Hub if status == StatusCode::UNAUTHORIZED => {
+                ErrorBody::KServe(KServeError { error: message })
+            }
             Self::Tei | Self::Hub => {
-                let error_type = match *status {
+                let error_type = match status {
                     StatusCode::TOO_MANY_REQUESTS => "Overloaded",
                     status if status.is_server_error() => "Backend",
                     _ => "Validation",
                 };
-                ("TeiError", json!({ "error": message, "error_type": error_type }))
+                ErrorBody::Tei(TeiError { error: message, error_type })
             }
             Self::OpenAi => {
-                let (kind, code) = match *status {
+                let (kind, code) = match status {
                     StatusCode::NOT_FOUND if rejection.is_unknown_model() => {
                         ("invalid_request_error", Some("model_not_found"))
                     }
@@ -75,13 +129,12 @@ impl Dialect {
                     status if status.is_server_error() => ("server_error", None),
                     _ => ("invalid_request_error", None),
                 };
-                // The message names the field.
-                let error = json!({ "message": message, "type": kind, "param": null, "code": code });
-                ("OpenAiError", json!({ "error": error }))
+                let error = OpenAiErrorDetails { code, message, param: None, kind };
+                ErrorBody::OpenAi(OpenAiError { error })
             }
-            Self::Jina => ("JinaError", json!({ "detail": message })),
-            Self::Cohere | Self::DeepL => ("CohereError", json!({ "message": message })),
-            Self::KServe => ("KServeError", json!({ "error": message })),
+            Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
+            Self::Cohere => ErrorBody::Cohere(CohereError { message }),
+            Self::KServe => ErrorBody::KServe(KServeError { error: message }),
         })
     }
 
@@ -100,7 +153,7 @@ impl Dialect {
         }
         headers.remove(CONTENT_LENGTH);
         *response.body_mut() = match self.body(rejection) {
-            Some((_, body)) => {
+            Some(body) => {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 Json(body).into_response().into_body()
             }

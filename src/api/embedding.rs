@@ -1,5 +1,6 @@
 //! TEI's `/embed`, `/embed_sparse`, `/embed_all` and `/similarity`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -9,6 +10,7 @@ use super::{
     rejection::Reply,
     request::{self, Call, Context, model_name},
     response::{characters, with_usage},
+    schemas::{Inputs, OneText, Texts},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -25,7 +27,7 @@ use crate::{
     tokenizer::Side,
 };
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct EmbedOptions {
     /// The name of the model; by default the first embedding model.
@@ -39,17 +41,29 @@ pub(super) struct EmbedOptions {
     /// Whether vectors are scaled to length 1; true by default.
     normalize: Option<bool>,
     /// The number of leading values to keep of each vector.
+    #[schemars(range(min = 1))]
     dimensions: Option<usize>,
     /// `float` by default; also the names of types, as in `output_dtype`.
     encoding_format: Option<EncodingFormat>,
     /// The type of the values; `float` by default.
     output_dtype: Option<VectorType>,
-    /// The kinds of vectors to return for each text, of `/embed`.
+    /// The kinds of vectors that `/embed` returns for each text, in an object.
+    #[schemars(length(min = 1))]
     outputs: Option<Vec<VectorKind>>,
-    /// The number of largest weights to keep of each sparse vector.
+    /// The number of largest weights to keep of each sparse vector; all by default.
+    #[schemars(range(min = 1))]
     max_active_dims: Option<usize>,
-    /// Whether the weights of sparse vectors have the words of their tokens.
+    /// Whether the weights of sparse vectors have the words of their tokens; false by default.
     words: Option<bool>,
+}
+
+/// The body of `/embed`, `/embed_all` and `/embed_sparse`.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used; `parse` reads the body")]
+pub(super) struct EmbedRequest {
+    inputs: Inputs,
+    #[serde(flatten)]
+    options: EmbedOptions,
 }
 
 impl EmbedOptions {
@@ -80,8 +94,9 @@ fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, Embed
 }
 
 /// The weight of a token in a sparse vector.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct SparseValue {
+    /// The id of the token.
     index: u32,
     value: f32,
     /// The token in the vocabulary.
@@ -90,12 +105,14 @@ pub(super) struct SparseValue {
 }
 
 /// The requested vectors of a text.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct VectorsByKind {
     #[serde(skip_serializing_if = "Option::is_none")]
     dense: Option<Vector>,
+    /// The vocabulary tokens that describe the text, with their weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     sparse: Option<Vec<SparseValue>>,
+    /// A vector per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     multi_vector: Option<Vec<Vec<f32>>>,
 }
@@ -110,7 +127,7 @@ fn sparse_values(
     vector.0.into_iter().map(|(index, value)| SparseValue { index, value, word: word(index) }).collect()
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
@@ -126,11 +143,13 @@ impl SimilarityRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `source_sentence` and `sentences`")]
 struct SimilarityInputs {
     /// The text that the others are compared with.
+    #[schemars(with = "OneText")]
     source_sentence: Value,
+    #[schemars(with = "Texts")]
     sentences: Value,
 }
 

@@ -1,5 +1,6 @@
 //! Text generation with the model hub's body: translations, summaries and others.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -8,6 +9,7 @@ use super::{
     rejection::Reply,
     request::{self, Context},
     response::{characters, with_usage},
+    schemas::Texts,
 };
 use crate::pipeline::{
     Task,
@@ -15,16 +17,20 @@ use crate::pipeline::{
     seq2seq::{GeneratedText, Seq2SeqOptions, Seq2SeqPipeline, Split},
 };
 
-/// The model hub's body.
-#[derive(Deserialize)]
+/// The model hub's body for a model that generates texts.
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
+#[schemars(rename = "GenerationRequest")]
 pub(super) struct HubGenerationRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     parameters: Option<HubParameters>,
 }
 
-#[derive(Default, Deserialize)]
+/// Generation options may also be here, outside of `generate_parameters`, which takes precedence.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
+#[schemars(rename = "GenerationParameters")]
 pub(super) struct HubParameters {
     src_lang: Option<String>,
     tgt_lang: Option<String>,
@@ -34,8 +40,9 @@ pub(super) struct HubParameters {
 }
 
 /// The hub's truncation strategies; for a single text they amount to two.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(inline)]
 enum HubTruncation {
     DoNotTruncate,
     LongestFirst,

@@ -12,10 +12,10 @@ use futures::FutureExt;
 
 use super::{
     app::{self, App},
-    dialect::Dialect,
     permit_body,
     rejection::Rejection,
     request::{REQUEST_ID, request_id},
+    routes,
 };
 use crate::{
     error::Error,
@@ -56,7 +56,7 @@ impl Observed {
     pub(super) fn finish(self, mut response: Response, route: &str) -> Response {
         let rejection = response.extensions_mut().remove::<Rejection>();
         if let Some(rejection) = &rejection {
-            Dialect::of(route).complete(rejection, &mut response);
+            routes::dialect(route).complete(rejection, &mut response);
         }
         let Self { started, id, method, path, origin: Origin { caller, trace, refused } } = self;
         let (status, took) = (response.status(), started.elapsed());
@@ -88,7 +88,11 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
         // that allow other origins are those of API Gateway.
         return observed.finish(StatusCode::NO_CONTENT.into_response(), &path);
     }
-    let response = match app.guard.admit(&parts).await {
+    let access = match routes::is_open(&path, &parts.method) {
+        true => Ok(None),
+        false => app.guard.admit(&parts).await,
+    };
+    let response = match access {
         Ok(caller) => {
             let request = Request::from_parts(parts, body);
             let (name, models) =

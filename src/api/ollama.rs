@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Json, extract::State};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -12,6 +13,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
+    schemas::{Object, OptionalText, OptionalTexts},
 };
 use crate::{
     error::Result,
@@ -19,53 +21,102 @@ use crate::{
     pipeline::embedding::{EmbeddingOptions, Embeddings},
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct OllamaEmbedRequest {
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
     /// A text or a list of texts. Nothing or an empty text gives no vectors: clients load models this way.
     #[serde(default)]
+    #[schemars(with = "Option<OptionalTexts>")]
     input: Value,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
     /// The number of leading values to keep of each vector, which is normalized again.
+    #[schemars(range(min = 1))]
     dimensions: Option<usize>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `prompt`")]
 pub(super) struct OllamaEmbeddingsRequest {
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
     /// A text. Nothing or an empty text gives no vector.
     #[serde(default)]
+    #[schemars(with = "Option<OptionalText>")]
     prompt: Value,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
 pub(super) struct OllamaShowRequest {
     /// The name of the model; by default the first model.
     model: Option<String>,
-    /// The name of the model in older clients.
+    /// The name of `model` in older clients.
     name: Option<String>,
 }
 
-#[derive(Serialize)]
-struct EmbedResponse<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaEmbedResponse")]
+pub(super) struct EmbedResponse<'a> {
     model: &'a str,
     embeddings: Vec<Vec<f32>>,
     /// In nanoseconds.
     total_duration: u64,
-    /// In nanoseconds: models are loaded before the first request.
+    /// In nanoseconds; 0, since models are loaded before the first request.
     load_duration: u64,
+    /// The number of tokens.
     prompt_eval_count: usize,
 }
 
-#[derive(Serialize)]
-struct EmbeddingsResponse {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaEmbeddingsResponse")]
+pub(super) struct EmbeddingsResponse {
     embedding: Vec<f32>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaTags")]
+pub(super) struct Tags {
+    models: Vec<ListedModel>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModel")]
+struct ListedModel {
+    details: Details,
+    digest: String,
+    model: String,
+    name: String,
+    /// Of all files, in bytes.
+    size: u64,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaDetails")]
+struct Details {
+    families: [String; 1],
+    family: String,
+    format: &'static str,
+    parameter_size: &'static str,
+    parent_model: &'static str,
+    quantization_level: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaShowResponse")]
+pub(super) struct ShowResponse {
+    capabilities: Vec<&'static str>,
+    details: Details,
+    #[schemars(with = "Object")]
+    model_info: Value,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OllamaVersion")]
+pub(super) struct Version {
+    version: &'static str,
 }
 
 /// Embed texts, as Ollama does
@@ -136,18 +187,19 @@ async fn embed_with<'a>(
 }
 
 /// List the models, as Ollama does
-pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    let model = |model: &Model| {
-        let size: u64 = model.manifest.files.iter().map(|file| file.size).sum();
-        let (name, digest) = (&model.name, &model.digest);
-        json!({ "name": name, "model": name, "size": size, "digest": digest, "details": details(model) })
+pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
+    let model = |model: &Model| ListedModel {
+        details: details(model),
+        digest: model.digest.clone(),
+        model: model.name.clone(),
+        name: model.name.clone(),
+        size: model.manifest.files.iter().map(|file| file.size).sum(),
     };
-    let models: Vec<Value> = app.models().map(model).collect();
-    Json(json!({ "models": models }))
+    Json(Tags { models: app.models().map(model).collect() })
 }
 
 /// Describe a model, as Ollama does
-pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<Value>> {
+pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<ShowResponse>> {
     let model = context.app.model(body.model.as_deref().or(body.name.as_deref()))?;
     let family = family(model);
     let mut info = json!({ "general.architecture": family });
@@ -159,20 +211,19 @@ pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<
         info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");
     }
-    let details = details(model);
-    Ok(Json(json!({ "details": details, "model_info": info, "capabilities": capabilities })))
+    Ok(Json(ShowResponse { capabilities, details: details(model), model_info: info }))
 }
 
-fn details(model: &Model) -> Value {
+fn details(model: &Model) -> Details {
     let family = family(model);
-    json!({
-        "parent_model": "",
-        "format": "onnx",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": model.manifest.weights.precision.to_string(),
-    })
+    Details {
+        families: [family.clone()],
+        family,
+        format: "onnx",
+        parameter_size: "",
+        parent_model: "",
+        quantization_level: model.manifest.weights.precision.to_string(),
+    }
 }
 
 /// The architecture without the suffix of its head, in lower case: `bert` for `BertModel`.
@@ -183,6 +234,6 @@ fn family(model: &Model) -> String {
 }
 
 /// Return the version
-pub(super) async fn version() -> Json<Value> {
-    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+pub(super) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
 }

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use axum::{Json, extract::State};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     app::App,
     inputs,
     rejection::Reply,
     request::{Call, InPath},
-    response::with_backend,
+    response::{TokenUsage, with_backend},
+    schemas::InputsOrObjects,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -22,16 +24,19 @@ use crate::{
 };
 
 /// OpenAI's fields, and those of Voyage, Jina and TEI, which have the same route or extend it.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct EmbeddingsRequest {
     /// A text, a list of texts or of objects with a `text`, token ids, or a list of token id lists.
+    #[schemars(with = "InputsOrObjects")]
     input: Value,
     /// The name of the model; by default the first embedding model.
     model: Option<String>,
     /// The number of leading values to keep of each vector, which is normalized again.
+    #[schemars(range(min = 1))]
     dimensions: Option<usize>,
     /// Voyage's name of `dimensions`.
+    #[schemars(range(min = 1))]
     output_dimension: Option<usize>,
     /// `float` by default.
     encoding_format: Option<EncodingFormat>,
@@ -41,32 +46,35 @@ pub(super) struct EmbeddingsRequest {
     output_dtype: Option<VectorType>,
     /// The name of a prompt to put before each text.
     prompt_name: Option<String>,
-    /// The role of the texts, for which the model may have a prompt.
+    /// The role of the texts, for which the model may have a prompt, such as `query` or `document`.
     input_type: Option<String>,
     /// Jina's name of `input_type`.
     task: Option<String>,
-    /// The encoding of token ids: that of OpenAI's embedding models by default.
+    /// The tokenizer of token ids; `cl100k_base` by default.
     token_encoding: Option<TokenEncoding>,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
     /// Voyage's name of `truncate`.
     truncation: Option<bool>,
-    /// Whether vectors are scaled to length 1; true by default, as with OpenAI.
+    /// Whether vectors are scaled to length 1; true by default.
     normalized: Option<bool>,
-    /// Whether the model reads the texts as one, of which each is a chunk; or as one whose sentences are chunks.
+    /// Whether the model reads the texts as one, of which each is a chunk with a vector; `sentences`: whether it reads a
+    /// single text as a whole, whose sentences are the chunks.
     late_chunking: Option<LateChunking>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a boolean or `sentences`")]
+#[schemars(inline)]
 enum LateChunking {
     /// As in Jina's API: the texts are the chunks.
     Texts(bool),
     Sentences(Sentences),
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(inline)]
 enum Sentences {
     Sentences,
 }
@@ -97,33 +105,33 @@ impl LateChunking {
 }
 
 /// The tokenizer of a request's token ids.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum TokenEncoding {
-    /// Those of OpenAI's embedding models.
+    /// The tokenizer of OpenAI's embedding models.
     #[default]
     #[serde(rename = "cl100k_base")]
     Cl100kBase,
-    /// Those of the model's own tokenizer, special tokens included.
+    /// The model's own tokenizer, special tokens included.
     Model,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
-    /// The start and the end of the sentence in the text, in characters.
+    /// The start and the end of the sentence in the text, in characters; only with `late_chunking` by sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     span: Option<[usize; 2]>,
 }
 
-#[derive(Serialize)]
-struct EmbeddingsResponse<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct EmbeddingsResponse<'a> {
     object: &'static str,
     data: Vec<Embedding>,
     model: &'a str,
-    usage: Value,
+    usage: TokenUsage,
     /// The positions of truncated inputs; absent if there are none.
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
     truncated: &'a [usize],
@@ -175,7 +183,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         object: "list",
         data: data.collect(),
         model: &model.name,
-        usage: json!({ "prompt_tokens": tokens, "total_tokens": tokens }),
+        usage: TokenUsage { prompt_tokens: tokens, total_tokens: tokens },
         truncated: &embeddings.usage.truncated,
     };
     Ok(with_backend(&answer, embeddings.usage.location))
@@ -204,19 +212,37 @@ fn texts_of_objects(mut input: Value) -> Value {
     input
 }
 
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ModelList {
+    data: Vec<ModelEntry>,
+    object: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ModelEntry {
+    created: u64,
+    id: String,
+    object: &'static str,
+    owned_by: &'static str,
+}
+
+impl ModelEntry {
+    fn new(id: &str) -> Self {
+        Self { created: 0, id: id.to_owned(), object: "model", owned_by: "kivu" }
+    }
+}
+
 /// List the models
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
     let names = app.models().flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
-    let models: Vec<Value> = names.map(|name| describe(name)).collect();
-    Json(json!({ "data": models, "object": "list" }))
+    Json(ModelList { data: names.map(|name| ModelEntry::new(name)).collect(), object: "list" })
 }
 
 /// Describe a model
-pub(super) async fn model(State(app): State<Arc<App>>, InPath(name): InPath<String>) -> Reply<Json<Value>> {
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    InPath(name): InPath<String>,
+) -> Reply<Json<ModelEntry>> {
     app.model(Some(&name))?;
-    Ok(Json(describe(&name)))
-}
-
-fn describe(name: &str) -> Value {
-    json!({ "created": 0, "id": name, "object": "model", "owned_by": "kivu" })
+    Ok(Json(ModelEntry::new(&name)))
 }

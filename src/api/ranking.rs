@@ -1,5 +1,6 @@
 //! Ranking texts by a query: `/rerank` of TEI, `/v2/rerank` of Cohere and `/v1/rerank` of Jina.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -7,7 +8,8 @@ use super::{
     inputs::{self, TextLimit},
     rejection::Reply,
     request::{Call, Context},
-    response::{Rank, characters, with_backend, with_usage},
+    response::{Rank, TokenUsage, characters, with_backend, with_usage},
+    schemas::{Object, Text, TextOrObject, Texts},
 };
 use crate::{
     error::{Error, Result},
@@ -39,10 +41,12 @@ async fn rank(
     Ok(Ranked { texts, order: descending(&scores), scores, usage })
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(super) struct RerankRequest {
+    #[schemars(with = "Text")]
     query: Value,
+    #[schemars(with = "Texts")]
     texts: Value,
     /// The name of the model; by default the first ranking model.
     model: Option<String>,
@@ -78,21 +82,26 @@ pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, b
     Ok(with_usage(context, &ranks.collect::<Vec<_>>(), &ranked.usage, characters))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `documents`")]
 pub(super) struct DocumentsRequest {
     /// The name of the model; by default the first ranking model.
     model: Option<String>,
+    #[schemars(with = "Text")]
     query: Value,
     /// Texts, or objects with a `text`.
+    #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
     documents: Value,
     /// The number of documents to return; all by default.
+    #[schemars(range(min = 1))]
     top_n: Option<usize>,
-    /// Whether the response holds the documents, by default true; Cohere's never does.
+    /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
     return_documents: Option<bool>,
     /// Voyage's name of `top_n`.
+    #[schemars(range(min = 1))]
     top_k: Option<usize>,
-    /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected.
+    /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
+    /// request with this field or `top_k` is Voyage's.
     truncation: Option<bool>,
 }
 
@@ -103,12 +112,17 @@ impl DocumentsRequest {
     }
 }
 
-#[derive(Serialize)]
-struct RankedDocument {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RankedDocument {
     index: usize,
     relevance_score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    document: Option<Value>,
+    document: Option<Document>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Document {
+    text: String,
 }
 
 impl Ranked {
@@ -116,7 +130,7 @@ impl Ranked {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
-            document: with_text.then(|| json!({ "text": self.texts[index] })),
+            document: with_text.then(|| Document { text: self.texts[index].clone() }),
         };
         self.order.iter().map(document).collect()
     }
@@ -146,6 +160,25 @@ fn parse_documents(value: Value, limit: &TextLimit) -> Result<Vec<String>> {
     inputs::list("documents", values, limit, |field, mut value| {
         inputs::text(field, if value.is_object() { value["text"].take() } else { value })
     })
+}
+
+/// Cohere's response.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) struct CohereResponse {
+    id: String,
+    results: Vec<RankedDocument>,
+    meta: Object,
+}
+
+/// Jina's response, or Voyage's.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) enum JinaResponse {
+    Jina { model: String, object: String, results: Vec<RankedDocument>, usage: TokenUsage },
+    Voyage { model: String, object: String, data: Vec<RankedDocument>, usage: TokenUsage },
 }
 
 /// The fields that both dialects share, and others.
@@ -181,7 +214,7 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let with_text = body.return_documents.unwrap_or(!is_voyages);
     let (model, ranked) = rank_documents(&context, body).await?;
     let tokens = ranked.usage.tokens;
-    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+    let usage = TokenUsage { prompt_tokens: tokens, total_tokens: tokens };
     let others = json!({ "model": model, "object": "list", "usage": usage });
     let documents = Some(ranked.documents(with_text));
     let answer = match is_voyages {

@@ -6,6 +6,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::Context;
@@ -15,8 +16,9 @@ use crate::{
 };
 
 /// One item for a request with one input, or a list.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 pub(super) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
@@ -33,7 +35,7 @@ impl<T> OneOrMany<T> {
 }
 
 /// The score of a label.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Prediction<'a> {
     score: f32,
     label: &'a str,
@@ -50,13 +52,20 @@ pub(super) fn predictions<'a>(
 }
 
 /// The score of a ranked text.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Rank<'a> {
     /// The position of the text in the request, from 0.
     pub(super) index: usize,
     pub(super) score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<&'a str>,
+}
+
+/// The tokens of a request, in the terms of OpenAI, Jina and Voyage.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TokenUsage {
+    pub(super) prompt_tokens: usize,
+    pub(super) total_tokens: usize,
 }
 
 /// The number of characters of all texts.

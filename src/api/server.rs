@@ -1,29 +1,35 @@
 //! Health, metrics, and facts about the server and its models.
 
-use std::{num::NonZeroUsize, sync::Arc, thread::available_parallelism};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
+    sync::Arc,
+    thread::available_parallelism,
+};
 
 use axum::{Json, extract::State, http::StatusCode, response::IntoResponse};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
     app::App,
     rejection::{Rejection, Reply},
+    schemas::Object,
 };
 use crate::{
     model::{Model, Pipeline},
     pipeline::{
-        embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
+        Task, embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline,
+        zero_shot::ZeroShotPipeline,
     },
     repository::manifest::{Precision, Quality},
 };
 
-/// Check that the server is up and its models are loaded
 pub(super) async fn health() -> StatusCode {
     StatusCode::OK
 }
 
-/// Metrics in the format of Prometheus
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     let Some(prometheus) = &app.prometheus else {
         let message =
@@ -34,8 +40,9 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
 }
 
 /// The first model and its limits, in the fields of TEI and others.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Info {
+    /// The matmul arithmetic of the native engine on this processor.
     arithmetic: Option<String>,
     auto_truncate: bool,
     docker_label: Option<String>,
@@ -49,10 +56,14 @@ pub(super) struct Info {
     model_dtype: &'static str,
     model_id: String,
     model_sha: String,
+    /// The task of the model, with its pooling or labels.
+    #[schemars(with = "Object")]
     model_type: Value,
-    /// Of embedding models.
+    /// The dimensions of each vector kind of an embedding model.
     #[serde(skip_serializing_if = "Option::is_none")]
-    outputs: Option<Value>,
+    outputs: Option<BTreeMap<String, usize>>,
+    /// The quality of a quantized model compared with fp32.
+    #[schemars(with = "Option<Object>")]
     quality: Option<Quality>,
     served_model_name: String,
     sha: Option<String>,
@@ -63,7 +74,6 @@ pub(super) struct Info {
     warnings: Vec<String>,
 }
 
-/// Describe the first model
 pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
     let model = app.model(None)?;
     let max_tokens = model.pipeline.max_tokens();
@@ -146,41 +156,87 @@ fn model_type(pipeline: &Pipeline) -> Value {
 }
 
 /// The kinds of vectors of a model, and the dimensions of each.
-fn outputs(pipeline: &EmbeddingPipeline) -> Value {
+fn outputs(pipeline: &EmbeddingPipeline) -> BTreeMap<String, usize> {
     let outputs = pipeline.settings().outputs();
-    outputs.into_iter().map(|(kind, dimensions)| (kind.to_string(), json!(dimensions))).collect()
+    outputs.into_iter().map(|(kind, dimensions)| (kind.to_string(), dimensions)).collect()
 }
 
-/// List the models
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models().map(describe).collect();
-    let limits = json!({ "texts": app.limits.texts, "body_bytes": app.limits.body_bytes });
-    Json(json!({ "models": models, "limits": limits, "version": env!("CARGO_PKG_VERSION") }))
+/// The served models, and the limits of a request.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Models {
+    limits: RequestLimits,
+    models: Vec<ModelDescription>,
+    version: &'static str,
 }
 
-fn describe(model: &Model) -> Value {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Limits")]
+struct RequestLimits {
+    /// The maximum size of a body, in bytes.
+    body_bytes: usize,
+    /// The maximum number of texts of a request.
+    texts: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ModelDescription {
+    architecture: String,
+    /// The length of dense vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dimensions: Option<usize>,
+    /// The labels of a classification model, in its own order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<Vec<String>>,
+    /// The languages of a translation model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    languages: Option<Languages>,
+    /// The maximum number of tokens of a text.
+    max_tokens: usize,
+    name: String,
+    /// The dimensions of each vector kind of an embedding model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outputs: Option<BTreeMap<String, usize>>,
+    precision: Precision,
+    task: Task,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Languages {
+    from: BTreeSet<String>,
+    to: BTreeSet<String>,
+}
+
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
+    let limits = RequestLimits { body_bytes: app.limits.body_bytes, texts: app.limits.texts };
+    let models = app.models().map(describe).collect();
+    Json(Models { limits, models, version: env!("CARGO_PKG_VERSION") })
+}
+
+fn describe(model: &Model) -> ModelDescription {
     let manifest = &model.manifest;
-    let mut description = json!({
-        "name": model.name,
-        "task": manifest.task,
-        "architecture": manifest.source.architecture,
-        "precision": manifest.weights.precision,
-        "max_tokens": model.pipeline.max_tokens(),
-    });
+    let mut description = ModelDescription {
+        architecture: manifest.source.architecture.clone(),
+        dimensions: None,
+        labels: None,
+        languages: None,
+        max_tokens: model.pipeline.max_tokens(),
+        name: model.name.clone(),
+        outputs: None,
+        precision: manifest.weights.precision,
+        task: manifest.task,
+    };
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
-            if let Some(dense) = &pipeline.settings().dense {
-                description["dimensions"] = dense.dimensions.into();
-            }
-            description["outputs"] = outputs(pipeline);
+            description.dimensions = pipeline.settings().dense.as_ref().map(|dense| dense.dimensions);
+            description.outputs = Some(outputs(pipeline));
         }
-        Pipeline::Classification(pipeline) => description["labels"] = json!(pipeline.settings().labels),
+        Pipeline::Classification(pipeline) => description.labels = Some(pipeline.settings().labels.clone()),
         Pipeline::TokenClassification(pipeline) => {
-            description["labels"] = json!(pipeline.settings().labels);
+            description.labels = Some(pipeline.settings().labels.clone());
         }
         Pipeline::Translation(pipeline) => {
-            let [from, to] = pipeline.directions().codes();
-            description["languages"] = json!({ "from": from, "to": to });
+            let [from, to] = pipeline.directions().codes().map(Clone::clone);
+            description.languages = Some(Languages { from, to });
         }
         Pipeline::Ranking(_)
         | Pipeline::ZeroShot(_)

@@ -4,6 +4,7 @@
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -16,6 +17,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
     response::BACKEND,
+    task_schemas::DefaultRequest,
     token_classification::{find_entities_with, label_tokens_with},
 };
 use crate::{error::Error, model::Pipeline, pipeline::sharing_turns};
@@ -66,10 +68,11 @@ const CONCURRENT_INSTANCES: usize = 16;
 /// How many bytes of a response take as much memory as a value.
 const BYTES_PER_VALUE: usize = 12;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `instances`")]
 pub(super) struct VertexRequest {
     /// Bodies of `POST /`.
+    #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
     instances: Vec<Value>,
 }
 

@@ -1,6 +1,7 @@
 //! Token classification: the body of the model hub, and that of models that find entities with labels of the request.
 
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -9,6 +10,7 @@ use super::{
     rejection::Reply,
     request::Context,
     response::{OneOrMany, characters, with_usage},
+    schemas::{Alias, Texts},
 };
 use crate::{
     pipeline::{
@@ -21,14 +23,15 @@ use crate::{
 };
 
 /// The model hub's body for a token classification model.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct LabelTokensRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     parameters: Option<LabelTokensParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct LabelTokensParameters {
     /// How the labels of tokens become those of entities; `simple` by default.
@@ -71,20 +74,24 @@ pub(super) async fn label_tokens_with(
 
 /// The body of a model that finds entities with labels of the request, with the parameters of zero-shot classification
 /// or of the package `gliner`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct FindEntitiesRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     parameters: FindEntitiesParameters,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
+#[schemars(transform = Alias("candidate_labels", "labels"), transform = Alias("flat_ner", "flat"))]
 pub(super) struct FindEntitiesParameters {
     /// A list, or a text with commas between the labels.
     #[serde(alias = "labels")]
+    #[schemars(with = "Texts")]
     candidate_labels: Value,
     /// Entities have higher scores; 0.5 by default.
+    #[schemars(range(min = 0, max = 1))]
     threshold: Option<f32>,
     /// Whether no entity is inside of another; true by default.
     #[serde(alias = "flat")]
@@ -95,6 +102,7 @@ pub(super) struct FindEntitiesParameters {
     stride: Option<usize>,
     /// Whether to return texts with labels in the place of entities, too.
     redact: Option<bool>,
+    /// False by default.
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
 }

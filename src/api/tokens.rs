@@ -3,10 +3,16 @@
 use std::sync::Arc;
 
 use axum::Json;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{inputs, rejection::Reply, request::Call};
+use super::{
+    inputs,
+    rejection::Reply,
+    request::Call,
+    schemas::{Texts, TokenIdLists},
+};
 use crate::{
     error::Error,
     model::Pipeline,
@@ -18,9 +24,10 @@ use crate::{
     tokenizer::Token,
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TokenizeRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     model: Option<String>,
     /// Whether the model's special tokens are added; true by default.
@@ -38,7 +45,8 @@ fn yes() -> bool {
     true
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Token")]
 pub(super) struct SimpleToken {
     id: u32,
     /// The part of the text that the token represents.
@@ -50,7 +58,6 @@ pub(super) struct SimpleToken {
     stop: Option<usize>,
 }
 
-/// Tokenize texts
 pub(super) async fn tokenize(
     Call(context, body): Call<TokenizeRequest>,
 ) -> Reply<Json<Vec<Vec<SimpleToken>>>> {
@@ -128,9 +135,10 @@ fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
         .collect()
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `ids`")]
 pub(super) struct DecodeRequest {
+    #[schemars(with = "TokenIdLists")]
     ids: Value,
     model: Option<String>,
     /// Whether special tokens are omitted; true by default.
@@ -138,7 +146,6 @@ pub(super) struct DecodeRequest {
     skip_special_tokens: bool,
 }
 
-/// Decode token ids
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
     let app = &context.app;
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -11,6 +12,7 @@ use super::{
     rejection::Reply,
     request::Context,
     response::{characters, with_usage},
+    schemas::{Object, Texts},
 };
 use crate::{
     error::{Error, Result, quoted},
@@ -24,9 +26,10 @@ use crate::{
     },
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
+    #[schemars(with = "Texts")]
     inputs: Value,
     /// The name of the model; by default the first that translates between the languages.
     model: Option<String>,
@@ -42,15 +45,16 @@ pub(super) struct TranslateRequest {
     generate_parameters: Option<GenerationOptions>,
 }
 
-#[derive(Serialize)]
-struct TranslateResponse<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TranslateResponse<'a> {
     model: &'a str,
     translations: Vec<TranslatedText<'a>>,
+    #[schemars(with = "Object")]
     usage: Value,
 }
 
 /// The best translation of a text, and all of them if several were requested.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct TranslatedText<'a> {
     text: &'a str,
     src_lang: &'a str,
@@ -62,7 +66,7 @@ struct TranslatedText<'a> {
     alternatives: Vec<Alternative<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Alternative<'a> {
     text: &'a str,
     score: Option<f32>,

@@ -10,7 +10,8 @@ use axum::{
     Json,
     extract::{Request, State},
 };
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
@@ -19,6 +20,7 @@ use super::{
     rejection::Reply,
     request::{Context, Submitted, from_value},
     response::{OneOrMany, characters, with_backend, with_usage},
+    schemas::{Digit, Texts},
     translation::{choose, pick, translate_own},
 };
 use crate::{
@@ -29,38 +31,83 @@ use crate::{
     },
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `q`")]
 pub(super) struct LibreTranslateRequest {
-    /// A text or a list of texts.
+    #[schemars(with = "Texts")]
     q: Value,
     /// The language of the texts; `auto` if all models for the target have the same.
     source: Option<String>,
     /// The language of the translations.
+    #[schemars(required)]
     target: Option<String>,
-    /// Only `text`.
+    #[schemars(extend("enum" = ["text", null]))]
     format: Option<String>,
     /// The number of other translations of each text.
+    #[schemars(with = "Option<Digit>")]
     alternatives: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text`")]
 pub(super) struct DeepLRequest {
-    /// A text or a list of texts.
+    #[schemars(with = "Texts")]
     text: Value,
     /// The language of the texts; may be missing if all models for the target have the same.
     source_lang: Option<String>,
     /// The language of the translations.
+    #[schemars(required)]
     target_lang: Option<String>,
     /// `0` for texts that are one sentence each.
     split_sentences: Option<String>,
-    /// Not supported, except `default` and preferences.
+    /// Has no effect.
+    #[schemars(extend("enum" = ["default", "prefer_more", "prefer_less", null]))]
     formality: Option<String>,
     /// Not supported.
+    #[schemars(extend("type" = "null"))]
     tag_handling: Option<String>,
     /// Not supported.
+    #[schemars(extend("type" = "null"))]
     glossary_id: Option<String>,
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) struct LibreTranslateResponse {
+    translated_text: OneOrMany<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alternatives: Option<OneOrMany<Vec<String>>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct DeepLResponse {
+    translations: Vec<DeepLTranslation>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DeepLTranslation {
+    /// The characters of the text.
+    billed_characters: usize,
+    detected_source_language: String,
+    text: String,
+}
+
+/// A language of texts, and the languages that they can be translated to.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct SourceLanguage {
+    code: String,
+    name: String,
+    targets: Vec<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct DeepLLanguage {
+    language: String,
+    name: String,
+    /// Only for target languages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    supports_formality: Option<bool>,
 }
 
 /// The languages of a request, and the names of its fields for them.
@@ -200,14 +247,12 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
     let wanted = LanguageRequest { source, target, fields: ["source_lang", "target_lang"] };
     let found = wanted.translate(&context, texts, split, GenerationOptions::default()).await?;
     let translations = found.texts.iter().zip(&found.pairs).zip(characters);
-    let translations = translations.map(|((ranks, pair), characters)| {
-        json!({
-            "detected_source_language": ListedLanguage::new(&pair.source).code.to_uppercase(),
-            "text": ranks.first().map(|best| &best.text),
-            "billed_characters": characters,
-        })
+    let translations = translations.map(|((ranks, pair), characters)| DeepLTranslation {
+        billed_characters: characters,
+        detected_source_language: ListedLanguage::new(&pair.source).code.to_uppercase(),
+        text: ranks.first().map_or_else(String::new, |best| best.text.clone()),
     });
-    let answer = json!({ "translations": translations.collect::<Vec<_>>() });
+    let answer = DeepLResponse { translations: translations.collect() };
     Ok(with_backend(&answer, found.usage.location))
 }
 
@@ -241,16 +286,20 @@ fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
 }
 
 /// List the languages, as LibreTranslate does
-pub(super) async fn languages(State(app): State<Arc<App>>) -> Json<Value> {
-    let language = |(source, targets): (&ListedLanguage, &BTreeSet<ListedLanguage>)| {
-        let targets: Vec<&str> = targets.iter().map(|target| target.code.as_str()).collect();
-        json!({ "code": source.code, "name": source.name, "targets": targets })
+pub(super) async fn languages(State(app): State<Arc<App>>) -> Json<Vec<SourceLanguage>> {
+    let language = |(source, targets): (ListedLanguage, BTreeSet<ListedLanguage>)| SourceLanguage {
+        code: source.code,
+        name: source.name,
+        targets: targets.into_iter().map(|target| target.code).collect(),
     };
-    Json(directions(&app).iter().map(language).collect())
+    Json(directions(&app).into_iter().map(language).collect())
 }
 
 /// List the languages, as DeepL does: those of texts, or those of translations with `type=target`
-pub(super) async fn deepl_languages(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Value>> {
+pub(super) async fn deepl_languages(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Reply<Json<Vec<DeepLLanguage>>> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     // The client for Python sends a form with its GET request.
     let form = body::read(&app, request).await?.bytes;
@@ -269,12 +318,10 @@ pub(super) async fn deepl_languages(State(app): State<Arc<App>>, request: Reques
         true => directions.values().flatten().collect(),
         false => directions.keys().collect(),
     };
-    let language = |language: &ListedLanguage| {
-        let mut answer = json!({ "language": language.code.to_uppercase(), "name": language.name });
-        if is_target {
-            answer["supports_formality"] = false.into();
-        }
-        answer
+    let language = |language: &ListedLanguage| DeepLLanguage {
+        language: language.code.to_uppercase(),
+        name: language.name.clone(),
+        supports_formality: is_target.then_some(false),
     };
     Ok(Json(languages.into_iter().map(language).collect()))
 }

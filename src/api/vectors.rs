@@ -1,6 +1,7 @@
 //! The form of vectors in responses: numbers of a type, or base64 of their bytes.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -11,8 +12,8 @@ use crate::{
     },
 };
 
-/// A type of numbers, or base64 of 32-bit floats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// A type of numbers, or base64 of 32-bit floats, or of the numbers of another type if one is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum EncodingFormat {
     Float,
@@ -52,11 +53,11 @@ impl EncodingFormat {
     }
 }
 
-/// A vector in a response.
-#[derive(Serialize)]
+/// Numbers, or base64 of little-endian 32-bit floats or of bytes.
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum Vector {
-    Numbers(StoredVector),
+    Numbers(#[schemars(with = "Vec<f32>")] StoredVector),
     Base64(String),
 }
 

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
 };
 
 /// How token labels become entity labels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregation {
     /// Each token has its own label.
@@ -30,7 +31,7 @@ pub enum Aggregation {
 }
 
 /// An entity, or a single token's label.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Entity {
     /// Entity or token label.
     #[serde(flatten)]
@@ -39,24 +40,24 @@ pub struct Entity {
     pub score: f32,
     /// Joined token text.
     pub word: String,
-    /// Its first character in the text.
+    /// The position of its first character in the text.
     pub start: usize,
-    /// The character after its last.
+    /// The position after its last character.
     pub end: usize,
 }
 
 /// Entity or token label.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum EntityLabel {
     /// Entity label, without `B-` or `I-`.
     Group {
-        /// Such as `PER`.
+        /// The label without `B-` or `I-`, such as `PER`.
         entity_group: String,
     },
     /// Token label.
     Token {
-        /// Such as `B-PER`.
+        /// The label, such as `B-PER`.
         entity: Arc<str>,
         /// Token position, special tokens included.
         index: usize,
@@ -64,7 +65,7 @@ pub enum EntityLabel {
 }
 
 /// A text's entities, as they appear in responses.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TextEntities {
     /// Without redaction.

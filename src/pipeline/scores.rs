@@ -1,9 +1,10 @@
 //! Logits to scores, and scores to ranks.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The function that maps logits to scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreFunction {
     /// For labels that exclude one another: scores sum up to 1.

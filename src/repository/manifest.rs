@@ -6,6 +6,7 @@ use std::{
     path::{Component, Path},
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -105,7 +106,7 @@ pub struct Weights {
 }
 
 /// Number format of stored weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.

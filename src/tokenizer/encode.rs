@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use tokenizers::{
     Encoding as RawEncoding, PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy,
@@ -12,7 +13,7 @@ use super::{Tokenizer, cannot_tokenize};
 use crate::error::{Error, Result};
 
 /// The text end that is cut off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// The beginning.

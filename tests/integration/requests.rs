@@ -1,8 +1,11 @@
 //! Request bodies, methods and limits, on every route.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -18,7 +21,10 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::api::{answer, post, scripted};
+use crate::{
+    api::{answer, post, scripted},
+    document::routes,
+};
 
 fn app(limits: Limits) -> Router {
     router(scripted(limits))
@@ -28,12 +34,13 @@ async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
     answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
 }
 
-/// All API paths, and whether they take POST.
-fn paths() -> Vec<(String, bool)> {
-    let document: Value = serde_json::from_str(include_str!("../../src/api/openapi/openapi.json")).unwrap();
-    let paths = document["paths"].as_object().unwrap().iter();
-    let named = |path: &str| path.replace("{model}", "tiny").replace("{version}", "1");
-    paths.map(|(path, methods)| (named(path), methods.get("post").is_some())).collect()
+/// All paths of the API, and whether they take POST.
+async fn paths() -> BTreeMap<String, bool> {
+    let mut paths = BTreeMap::new();
+    for (method, path) in routes().await {
+        *paths.entry(path).or_insert(false) |= method == "POST";
+    }
+    paths
 }
 
 /// A body with many megabytes, and a count of the bytes read from it.
@@ -52,7 +59,7 @@ fn counted() -> (Body, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn only_post_reads_bodies() {
     let app = app(Limits::default());
-    let paths = paths();
+    let paths = paths().await;
     assert!(paths.len() > 40, "{paths:?}");
     for (path, takes_post) in paths {
         let others = if takes_post { "PATCH" } else { "POST" };
@@ -114,7 +121,8 @@ async fn lists_in_place_of_objects_are_refused() {
         assert!(matches!(status.as_u16(), 400 | 422), "{path} {body}: {status} {answer}");
         assert!(answer.to_string().contains("to be an object"), "{path} {body}: {answer}");
     }
-    for (path, _) in paths().into_iter().filter(|(path, takes_post)| *takes_post && !path.ends_with("index"))
+    for (path, _) in
+        paths().await.into_iter().filter(|(path, takes_post)| *takes_post && !path.ends_with("index"))
     {
         for body in [json!([]), json!(["cat"]), json!(["cat", ["dog"]]), json!(null), json!("cat"), json!(7)]
         {

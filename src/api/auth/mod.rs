@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header::AUTHORIZATION, request::Parts};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header::AUTHORIZATION, request::Parts};
 
 pub use self::{
     key_limits::{Date, KeyLimits},
@@ -28,9 +28,6 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-front");
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
-/// Paths that need no key: health checks, and pages that are the same on every server.
-pub(super) const OPEN_PATHS: [&str; 7] =
-    ["/", "/docs", "/health", "/openapi.json", "/ping", "/v2/health/live", "/v2/health/ready"];
 
 pub(super) const NO_KEY: &str =
     "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
@@ -149,13 +146,8 @@ impl Guard {
         &self.access
     }
 
-    /// Admits a request, with its caller where keys are required.
+    /// Admits a request of a route that is not open, with its caller where keys are required.
     pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
-        let path = request.uri.path();
-        // `POST /` runs a model, unlike the other methods of open paths.
-        if OPEN_PATHS.contains(&path) && (path != "/" || request.method != Method::POST) {
-            return Ok(None);
-        }
         if let Some(proxy) = &self.proxy {
             let shown = request.headers.get(PROXY_SECRET).and_then(|value| value.to_str().ok());
             let found = match shown.filter(|shown| shown.len() <= MAX_KEY_BYTES) {

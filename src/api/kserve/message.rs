@@ -6,8 +6,9 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
     response::IntoResponse,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::{
     api::{
@@ -53,6 +54,20 @@ pub(super) struct Output {
 /// Elements in JSON; byte strings are texts.
 struct JsonElements<'a>(&'a Elements);
 
+// The schema of `JsonElements`.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum OutputElements {
+    /// `FP32`.
+    Floats(Vec<f32>),
+    /// `INT32` or `INT64`.
+    Integers(Vec<i64>),
+    /// `BYTES` in UTF-8.
+    Texts(Vec<String>),
+}
+
 impl Serialize for JsonElements<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
@@ -66,10 +81,11 @@ impl Serialize for JsonElements<'_> {
     }
 }
 
-/// A request; [`InferRequest::parse`] reads the elements of its inputs.
-#[derive(Debug, Deserialize)]
+/// Inputs as tensors, and the names of the requested outputs.
+// [`InferRequest::parse`] reads the elements of the inputs.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct InferRequest {
+pub(in crate::api) struct InferRequest {
     pub(super) id: Option<String>,
     pub(super) inputs: Vec<InferInput>,
     outputs: Option<Vec<OutputRequest>>,
@@ -77,7 +93,7 @@ pub(super) struct InferRequest {
     pub(super) parameters: Map<String, Value>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
 pub(super) struct InferInput {
     pub(super) name: String,
@@ -92,8 +108,9 @@ pub(super) struct InferInput {
     pub(super) elements: InputElements,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`")]
+#[schemars(rename = "InferOutput")]
 struct OutputRequest {
     name: String,
     #[serde(default)]
@@ -290,8 +307,8 @@ fn unsupported(name: &str, datatype: &str) -> Error {
     ))
 }
 
-#[derive(Serialize)]
-pub(super) struct InferResponse<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::api) struct InferResponse<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     model_name: &'a str,
@@ -299,15 +316,21 @@ pub(super) struct InferResponse<'a> {
     outputs: Vec<OutputTensor<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct OutputTensor<'a> {
     name: &'a str,
     datatype: ElementType,
     shape: &'a [usize],
     #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<Value>,
+    parameters: Option<BinaryParameters>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<OutputElements>")]
     data: Option<JsonElements<'a>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct BinaryParameters {
+    binary_data_size: usize,
 }
 
 /// Refuses a response of too many numbers, those that pad rows to the longest included.
@@ -336,7 +359,7 @@ pub(super) fn respond(
             name,
             datatype: output.elements.element_type(),
             shape: &output.shape,
-            parameters: bytes.as_ref().map(|bytes| json!({ BINARY_SIZE: bytes.len() })),
+            parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
             data: bytes.is_none().then_some(JsonElements(&output.elements)),
         });
         has_bytes |= bytes.is_some();

@@ -13,13 +13,11 @@ use axum::{
     extract::{Request, State},
     http::StatusCode,
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use self::{
-    message::InferRequest,
-    tensors::{DeclaredTensor, Interface},
-};
+pub(super) use self::message::{InferRequest, InferResponse};
+use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
 use super::{
     app::App,
     body::{self, ReadBody},
@@ -54,19 +52,49 @@ impl ModelPath {
     }
 }
 
-/// Describe the server
-pub(super) async fn server() -> Json<Value> {
-    let extensions = ["binary_tensor_data", "model_configuration", "model_repository"];
-    Json(json!({ "name": "kivu", "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ServerMetadata {
+    extensions: [&'static str; 3],
+    name: &'static str,
+    version: &'static str,
 }
 
-/// List the models
-pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<Value>> {
-    let entry = |model: &Model| json!({ "name": model.name, "state": "READY", "version": VERSION });
+#[derive(Serialize, JsonSchema)]
+pub(super) struct IndexEntry {
+    name: String,
+    state: &'static str,
+    version: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ModelMetadata {
+    inputs: Vec<DeclaredTensor>,
+    name: String,
+    outputs: Vec<DeclaredTensor>,
+    platform: &'static str,
+    versions: [&'static str; 1],
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ModelConfig {
+    backend: &'static str,
+    input: Vec<ConfiguredTensor>,
+    max_batch_size: usize,
+    name: String,
+    output: Vec<ConfiguredTensor>,
+    platform: &'static str,
+}
+
+pub(super) async fn server() -> Json<ServerMetadata> {
+    let extensions = ["binary_tensor_data", "model_configuration", "model_repository"];
+    Json(ServerMetadata { extensions, name: "kivu", version: env!("CARGO_PKG_VERSION") })
+}
+
+pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
+    let entry = |model: &Model| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
     Json(app.models().map(entry).collect())
 }
 
-/// Check that a model is ready
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
@@ -75,41 +103,34 @@ pub(super) async fn model_ready(
     Ok(StatusCode::OK)
 }
 
-/// Describe the tensors of a model
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Reply<Json<Value>> {
+) -> Reply<Json<ModelMetadata>> {
     let model = path.find(&app)?;
     let Interface { inputs, outputs, .. } = Interface::of(model);
-    Ok(Json(json!({
-        "name": model.name, "versions": [VERSION], "platform": "kivu", "inputs": inputs, "outputs": outputs,
-    })))
+    let (name, versions) = (model.name.clone(), [VERSION]);
+    Ok(Json(ModelMetadata { inputs, name, outputs, platform: "kivu", versions }))
 }
 
-/// Describe a model as Triton's configuration
 pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
-) -> Reply<Json<Value>> {
+) -> Reply<Json<ModelConfig>> {
     let model = path.find(&app)?;
     let Interface { inputs, outputs, .. } = Interface::of(model);
     let configuration =
-        |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect::<Vec<_>>();
-    Ok(Json(json!({
-        "name": model.name,
-        "platform": "kivu",
-        "backend": "kivu",
-        "max_batch_size": 0,
-        "input": configuration(&inputs),
-        "output": configuration(&outputs),
-    })))
+        |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
+    Ok(Json(ModelConfig {
+        backend: "kivu",
+        input: configuration(&inputs),
+        max_batch_size: 0,
+        name: model.name.clone(),
+        output: configuration(&outputs),
+        platform: "kivu",
+    }))
 }
 
-/// Run a model on tensors
-///
-/// Tensors are sent in the JSON, or as binary data after it; `inference-header-content-length` is then the length of the
-/// JSON in bytes.
 pub(super) async fn infer(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,

@@ -1,7 +1,7 @@
 //! The tensors of each task: token ids or texts in; floats, ids or texts out.
 
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
@@ -18,19 +18,31 @@ use crate::{
 };
 
 /// A tensor in a model's metadata.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(super) struct DeclaredTensor {
-    pub(super) name: String,
     datatype: &'static str,
+    pub(super) name: String,
     shape: Vec<i64>,
 }
 
 impl DeclaredTensor {
     /// The tensor in a model's configuration.
-    pub(super) fn configuration(&self) -> Value {
+    pub(super) fn configuration(&self) -> ConfiguredTensor {
         let data_type = if self.datatype == "BYTES" { "STRING" } else { self.datatype };
-        json!({ "name": self.name, "data_type": format!("TYPE_{data_type}"), "dims": self.shape })
+        ConfiguredTensor {
+            data_type: format!("TYPE_{data_type}"),
+            dims: self.shape.clone(),
+            name: self.name.clone(),
+        }
     }
+}
+
+/// A tensor in a model's configuration.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ConfiguredTensor {
+    data_type: String,
+    dims: Vec<i64>,
+    name: String,
 }
 
 /// The tensors of a model, with the names of its manifest.

@@ -33,11 +33,13 @@ const isNull = (schema) => resolve(schema).type === "null";
 
 /** A short description of the values of a schema. */
 function words(schema, depth = 0) {
-  const { type, oneOf, anyOf, allOf, items, minItems, maxItems, format, enum: values, pattern } = resolve(schema);
+  const { type, oneOf, anyOf, allOf, items, minItems, maxItems, format, const: value, enum: values, pattern } = resolve(schema);
   if (oneOf || anyOf) {
     const parts = (oneOf ?? anyOf).filter((part) => !isNull(part)).map((part) => words(part, depth));
-    return [...new Set(parts)].join(" or ");
+    const isList = (oneOf ?? anyOf).every((part) => resolve(part).const !== undefined || isNull(part));
+    return [...new Set(parts)].join(isList ? ", " : " or ");
   }
+  if (value !== undefined) return JSON.stringify(value);
   if (values) return values.filter((value) => value !== null).map((value) => JSON.stringify(value)).join(", ");
   if (pattern) return JSON.stringify(pattern.replace(/^\^|\$$/g, ""));
   const kind = Array.isArray(type) ? type.find((name) => name !== "null") : type;

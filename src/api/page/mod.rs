@@ -62,7 +62,6 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
     Page::new(include_str!("docs.html"), &style, include_str!("docs.js"))
 });
 
-/// Check health, or open the page for trying models
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if !app.has_page {
         return StatusCode::OK.into_response();
@@ -73,7 +72,6 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
     TRY.respond()
 }
 
-/// Show the API documentation
 pub(super) async fn docs(State(app): State<Arc<App>>) -> Reply {
     app.require_page("/docs")?;
     Ok(DOCS.respond())

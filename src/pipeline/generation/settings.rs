@@ -1,7 +1,8 @@
 //! Model generation settings and request options.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ pub struct GenerationSettings {
 
 /// Options for `generate`, named as in `transformers`. An unset option takes the model's default, then the
 /// default in `transformers`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationOptions {
     /// Maximum tokens, the decoder's start token included.
@@ -55,6 +56,7 @@ pub struct GenerationOptions {
     pub begin_suppress_tokens: Option<Vec<i64>>,
     /// Decoder start token, instead of the model's. A list has exactly one token.
     #[serde(deserialize_with = "single_token")]
+    #[schemars(with = "Option<SingleToken>")]
     pub decoder_start_token_id: Option<i64>,
     /// The first generated token.
     pub forced_bos_token_id: Option<i64>,
@@ -84,13 +86,13 @@ pub struct GenerationOptions {
 }
 
 /// A token, or several.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TokenIds {
     /// A number.
     One(i64),
     /// A list.
-    Many(Vec<i64>),
+    Many(#[schemars(length(min = 1))] Vec<i64>),
 }
 
 impl TokenIds {
@@ -110,6 +112,15 @@ impl TokenIds {
             Self::Many(ids) => ids,
         }
     }
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum SingleToken {
+    Id(i64),
+    List([i64; 1]),
 }
 
 /// A token, alone or as a one-element list.
@@ -144,6 +155,25 @@ impl TryFrom<Value> for EarlyStopping {
             Value::String(never) if never == "never" => Ok(Self::Never),
             _ => Err("expected true, false or \"never\""),
         }
+    }
+}
+
+impl JsonSchema for EarlyStopping {
+    fn schema_name() -> Cow<'static, str> {
+        "EarlyStopping".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "When beam search stops.",
+            "oneOf": [
+                {
+                    "description": "`true`: as soon as `num_beams` sequences are finished; `false`: when no running beam is likely to become better.",
+                    "type": "boolean",
+                },
+                { "description": "When no running beam can become better.", "const": "never" },
+            ],
+        })
     }
 }
 

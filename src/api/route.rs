@@ -1,0 +1,233 @@
+//! A route, as the table in `routes.rs` describes it.
+
+use std::sync::Arc;
+
+use axum::{http::Method, routing::MethodRouter};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+use super::{app::App, dialect::Dialect};
+
+const JSON: &str = "application/json";
+
+/// Routes for the same clients: a tag of the OpenAPI document.
+pub(super) struct Api {
+    pub(super) name: &'static str,
+    pub(super) description: &'static str,
+    /// The error bodies.
+    pub(super) dialect: Dialect,
+    /// Paths below this prefix have the API's error bodies even if they have no route.
+    pub(super) prefix: Option<&'static str>,
+    pub(super) routes: &'static [Route],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouteMethod {
+    Get,
+    Post,
+}
+
+impl RouteMethod {
+    /// The name in the OpenAPI document.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Post => "post",
+        }
+    }
+
+    pub(super) fn is(self, method: &Method) -> bool {
+        match self {
+            Self::Get => *method == Method::GET,
+            Self::Post => *method == Method::POST,
+        }
+    }
+}
+
+/// What a route runs, which determines the headers of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runs {
+    NoModel,
+    Model,
+    /// A model; the response has TEI's usage headers.
+    ModelWithUsage,
+}
+
+/// The schema of a type, which the generator adds to the components.
+pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+
+/// Named examples in JSON.
+type Examples = &'static [(&'static str, &'static str)];
+
+/// The values of a body: their media type, schema and examples in JSON.
+#[derive(Clone, Copy)]
+pub(super) struct Content {
+    pub(super) media_type: &'static str,
+    pub(super) schema: SchemaOf,
+    pub(super) example: Option<&'static str>,
+    pub(super) examples: Examples,
+}
+
+/// A method of a path.
+#[derive(Clone, Copy)]
+pub(super) struct Route {
+    pub(super) method: RouteMethod,
+    /// Relative to the server, with parameters such as `{model}`.
+    pub(super) path: &'static str,
+    /// The name of the operation in generated clients and in links to `/docs`.
+    pub(super) id: &'static str,
+    pub(super) handler: fn() -> MethodRouter<Arc<App>>,
+    pub(super) summary: &'static str,
+    pub(super) description: Option<&'static str>,
+    /// Whether requests need no credentials.
+    pub(super) is_open: bool,
+    /// Whether the server's configuration can turn it off.
+    pub(super) is_optional: bool,
+    pub(super) runs: Runs,
+    /// The name and schema of an optional query parameter.
+    pub(super) query: Option<(&'static str, SchemaOf)>,
+    pub(super) request: Option<Content>,
+    /// The meaning of status 200.
+    pub(super) success: &'static str,
+    pub(super) response: Option<Content>,
+    /// Whether the response may also be binary data.
+    pub(super) has_binary_response: bool,
+}
+
+/// `get!(PATH, ID, HANDLER, SUMMARY)`: a route for GET, and HEAD.
+macro_rules! get {
+    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
+        Route::new(RouteMethod::Get, $path, $id, || axum::routing::get($handler), $summary)
+    };
+}
+
+/// `post!(PATH, ID, HANDLER, SUMMARY)`: a route for POST.
+macro_rules! post {
+    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
+        Route::new(RouteMethod::Post, $path, $id, || axum::routing::post($handler), $summary)
+    };
+}
+
+pub(super) use {get, post};
+
+impl Route {
+    /// Use `get!` or `post!`, which give `method` and `handler` together.
+    pub(super) const fn new(
+        method: RouteMethod,
+        path: &'static str,
+        id: &'static str,
+        handler: fn() -> MethodRouter<Arc<App>>,
+        summary: &'static str,
+    ) -> Self {
+        Self {
+            method,
+            path,
+            id,
+            handler,
+            summary,
+            description: None,
+            is_open: false,
+            is_optional: false,
+            runs: Runs::NoModel,
+            query: None,
+            request: None,
+            success: "",
+            response: None,
+            has_binary_response: false,
+        }
+    }
+
+    /// The same route at another path.
+    pub(super) const fn at(self, path: &'static str, id: &'static str) -> Self {
+        Self { path, id, ..self }
+    }
+
+    pub(super) const fn summary(self, summary: &'static str) -> Self {
+        Self { summary, ..self }
+    }
+
+    pub(super) const fn description(self, description: &'static str) -> Self {
+        Self { description: Some(description), ..self }
+    }
+
+    pub(super) const fn open(self) -> Self {
+        Self { is_open: true, ..self }
+    }
+
+    pub(super) const fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
+    }
+
+    pub(super) const fn runs(self, runs: Runs) -> Self {
+        Self { runs, ..self }
+    }
+
+    pub(super) const fn query<T: JsonSchema>(self, name: &'static str) -> Self {
+        Self { query: Some((name, SchemaGenerator::subschema_for::<T>)), ..self }
+    }
+
+    /// A request with a body in JSON, such as `example`.
+    pub(super) const fn request<T: JsonSchema>(self, example: &'static str) -> Self {
+        Self { request: Some(Content::new::<T>(JSON, Some(example), &[])), ..self }
+    }
+
+    pub(super) const fn requests<T: JsonSchema>(self, examples: Examples) -> Self {
+        Self { request: Some(Content::new::<T>(JSON, None, examples)), ..self }
+    }
+
+    /// A response without a body.
+    pub(super) const fn responds(self, success: &'static str) -> Self {
+        Self { success, ..self }
+    }
+
+    /// A response in JSON, such as `example`.
+    pub(super) const fn response<T: JsonSchema>(self, success: &'static str, example: &'static str) -> Self {
+        self.response_of::<T>(JSON, success, Some(example))
+    }
+
+    pub(super) const fn responses<T: JsonSchema>(self, success: &'static str, examples: Examples) -> Self {
+        Self { success, response: Some(Content::new::<T>(JSON, None, examples)), ..self }
+    }
+
+    pub(super) const fn response_of<T: JsonSchema>(
+        self,
+        media_type: &'static str,
+        success: &'static str,
+        example: Option<&'static str>,
+    ) -> Self {
+        Self { success, response: Some(Content::new::<T>(media_type, example, &[])), ..self }
+    }
+
+    pub(super) const fn or_binary(self) -> Self {
+        Self { has_binary_response: true, ..self }
+    }
+
+    /// The parameters of the path.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(parameter)
+    }
+
+    /// Whether a request's path is a path of this route.
+    pub(super) fn matches(&self, path: &str) -> bool {
+        let is_segment = |(segment, found): (&str, &str)| match parameter(segment) {
+            Some(_) => !found.is_empty(),
+            None => segment == found,
+        };
+        self.path.split('/').count() == path.split('/').count()
+            && self.path.split('/').zip(path.split('/')).all(is_segment)
+    }
+}
+
+/// The name of a segment that is a parameter.
+fn parameter(segment: &str) -> Option<&str> {
+    segment.strip_prefix('{')?.strip_suffix('}')
+}
+
+impl Content {
+    const fn new<T: JsonSchema>(
+        media_type: &'static str,
+        example: Option<&'static str>,
+        examples: Examples,
+    ) -> Self {
+        Self { media_type, schema: SchemaGenerator::subschema_for::<T>, example, examples }
+    }
+}

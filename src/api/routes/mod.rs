@@ -1,0 +1,102 @@
+//! All routes. The router, access control, error bodies and the OpenAPI document are made from this table.
+
+mod cohere;
+mod hub;
+mod kserve;
+mod ollama;
+mod openai;
+mod tei;
+mod translation;
+
+use std::sync::Arc;
+
+use axum::{Router, extract::State, http::Method};
+
+use super::{
+    app::App,
+    dialect::Dialect,
+    openapi, page,
+    rejection::Reply,
+    route::{Api, Route, RouteMethod, get},
+    schemas::Object,
+    server,
+};
+
+/// The APIs, in the order of the page at `/docs`.
+static APIS: [Api; 12] = [
+    tei::TEI,
+    openai::OPENAI,
+    hub::HUB,
+    cohere::COHERE,
+    openai::JINA,
+    ollama::OLLAMA,
+    translation::DEEPL,
+    translation::LIBRE_TRANSLATE,
+    tei::PLATFORMS,
+    kserve::KSERVE,
+    translation::KIVU,
+    SERVER,
+];
+
+const SERVER: Api = Api {
+    name: "server",
+    description: "Models, health and metrics.",
+    dialect: Dialect::Tei,
+    prefix: None,
+    routes: &[
+        get!("/", "page_or_health", page::page_or_health, "Check health, or open the page for trying models")
+            .open()
+            .responds("No body, or a page for clients that list `text/html` in `accept`, if pages are on."),
+        get!("/docs", "docs", page::docs, "Show the API documentation")
+            .open()
+            .optional()
+            .response_of::<String>("text/html; charset=utf-8", "A page that renders `/openapi.json`.", None),
+        kserve::HEALTH,
+        kserve::HEALTH.at("/ping", "ping"),
+        get!("/metrics", "metrics", server::metrics, "Metrics in the format of Prometheus")
+            .optional()
+            .response_of::<String>(
+                "text/plain; charset=utf-8",
+                "Counters and durations.",
+                Some(r#""kivu_requests_total 7""#),
+            ),
+        get!("/models", "list", server::list, "List the models").response::<server::Models>(
+            "The models with their tasks, and the limits of a request.",
+            r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "name": "minilm", "precision": "int8", "task": "feature-extraction"}], "version": "0.2.0"}"#,
+        ),
+        get!("/openapi.json", "openapi", document, "The OpenAPI document")
+            .open()
+            .optional()
+            .description("Describes the requests, responses and errors of each route, with examples.")
+            .responses::<Object>("This document.", &[]),
+    ],
+};
+
+pub(super) fn router() -> Router<Arc<App>> {
+    let add = |router: Router<_>, route: &Route| router.route(route.path, (route.handler)());
+    // `allow` lists the methods in this order.
+    let routes =
+        [RouteMethod::Get, RouteMethod::Post].map(|method| all().filter(move |route| route.method == method));
+    routes.into_iter().flatten().fold(Router::new(), add)
+}
+
+fn all() -> impl Iterator<Item = &'static Route> {
+    APIS.iter().flat_map(|api| api.routes)
+}
+
+/// Whether a request needs no credentials: it has an open path, and not the method of a route that needs them.
+pub(super) fn is_open(path: &str, method: &Method) -> bool {
+    let at_path = || all().filter(|route| route.path == path);
+    at_path().any(|route| route.is_open) && at_path().all(|route| route.is_open || !route.method.is(method))
+}
+
+/// The error bodies of a path.
+pub(super) fn dialect(path: &str) -> Dialect {
+    let by_route = APIS.iter().find(|api| api.routes.iter().any(|route| route.matches(path)));
+    let has_prefix = |api: &&Api| api.prefix.is_some_and(|prefix| path.starts_with(prefix));
+    by_route.or_else(|| APIS.iter().find(has_prefix)).map_or(Dialect::Tei, |api| api.dialect)
+}
+
+async fn document(State(app): State<Arc<App>>) -> Reply {
+    openapi::respond(&app, &APIS)
+}

@@ -1,0 +1,48 @@
+//! Ollama's routes.
+
+use crate::api::{
+    dialect::Dialect,
+    ollama::{self, OllamaEmbedRequest, OllamaEmbeddingsRequest, OllamaShowRequest},
+    route::{Api, Route, RouteMethod, Runs, get, post},
+};
+
+pub(super) const OLLAMA: Api = Api {
+    name: "Ollama",
+    description: "Embeddings and models in Ollama's API.",
+    dialect: Dialect::Hub,
+    prefix: Some("/api/"),
+    routes: &[
+        post!("/api/embed", "ollama_embed", ollama::embed, "Embed texts, as Ollama does")
+            .request::<OllamaEmbedRequest>(r#"{"model": "minilm", "input": "What is deep learning?"}"#)
+            .response::<ollama::EmbedResponse<'static>>(
+                "Vectors of length 1, in the order of the texts.",
+                r#"{"model": "minilm", "embeddings": [[-0.0679, -0.0329, 0.0216, 0.0002]], "total_duration": 1253061, "load_duration": 0, "prompt_eval_count": 7}"#,
+            )
+            .runs(Runs::Model),
+        post!(
+            "/api/embeddings",
+            "ollama_embeddings",
+            ollama::embeddings,
+            "Embed a text, as earlier versions of Ollama do"
+        )
+        .request::<OllamaEmbeddingsRequest>(r#"{"model": "minilm", "prompt": "What is deep learning?"}"#)
+        .response::<ollama::EmbeddingsResponse>(
+            "The vector.",
+            r#"{"embedding": [-0.0679, -0.0329, 0.0216, 0.0002]}"#,
+        )
+        .runs(Runs::Model),
+        get!("/api/tags", "ollama_tags", ollama::tags, "List the models, as Ollama does")
+            .response::<ollama::Tags>(
+                "All models.",
+                r#"{"models": [{"name": "minilm", "model": "minilm", "size": 23900000, "digest": "2f17d28004ee", "details": {"parent_model": "", "format": "onnx", "family": "bert", "families": ["bert"], "parameter_size": "", "quantization_level": "int8"}}]}"#,
+            ),
+        post!("/api/show", "ollama_show", ollama::show, "Describe a model, as Ollama does")
+            .request::<OllamaShowRequest>(r#"{"model": "minilm"}"#)
+            .response::<ollama::ShowResponse>(
+                "The model.",
+                r#"{"details": {"parent_model": "", "format": "onnx", "family": "bert", "families": ["bert"], "parameter_size": "", "quantization_level": "int8"}, "model_info": {"general.architecture": "bert", "bert.context_length": 256, "bert.embedding_length": 384}, "capabilities": ["embedding"]}"#,
+            ),
+        get!("/api/version", "ollama_version", ollama::version, "Return the version")
+            .response::<ollama::Version>("Kivu's version.", r#"{"version": "0.1.0"}"#),
+    ],
+};

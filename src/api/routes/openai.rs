@@ -1,0 +1,50 @@
+//! OpenAI's routes, and Jina's for ranking.
+
+use crate::api::{
+    dialect::Dialect,
+    openai::{self, EmbeddingsRequest, EmbeddingsResponse},
+    ranking::{self, DocumentsRequest, JinaResponse},
+    route::{Api, Route, RouteMethod, Runs, get, post},
+};
+
+pub(super) const OPENAI: Api = Api {
+    name: "OpenAI",
+    description: "Embeddings in the API of OpenAI, Voyage and Jina.",
+    dialect: Dialect::OpenAi,
+    prefix: Some("/v1/"),
+    routes: &[
+        EMBEDDINGS,
+        EMBEDDINGS.at("/embeddings", "tei_embeddings").summary("Embed texts, as `/v1/embeddings` does"),
+        get!("/v1/models", "models", openai::models, "List the models").response::<openai::ModelList>(
+            "The served models.",
+            r#"{"data": [{"created": 0, "id": "minilm", "object": "model", "owned_by": "kivu"}], "object": "list"}"#,
+        ),
+        get!("/v1/models/{model}", "model", openai::model, "Describe a model")
+            .response::<openai::ModelEntry>(
+                "The model is served.",
+                r#"{"created": 0, "id": "minilm", "object": "model", "owned_by": "kivu"}"#,
+            ),
+    ],
+};
+
+pub(super) const JINA: Api = Api {
+    name: "Jina",
+    description: "Ranking in the API of Jina and Voyage.",
+    dialect: Dialect::Jina,
+    prefix: None,
+    routes: &[post!("/v1/rerank", "jina", ranking::jina, "Rank documents by a query")
+        .request::<DocumentsRequest>(r#"{"documents": ["hen", "car"], "model": "rank", "query": "egg", "top_n": 1}"#)
+        .response::<JinaResponse>(
+            "The documents and their scores, the highest score first.",
+            r#"{"model": "rank", "object": "list", "results": [{"document": {"text": "hen"}, "index": 0, "relevance_score": 0.72}], "usage": {"prompt_tokens": 12, "total_tokens": 12}}"#,
+        )
+        .runs(Runs::Model)],
+};
+
+const EMBEDDINGS: Route = post!("/v1/embeddings", "embeddings", openai::embeddings, "Embed texts")
+    .request::<EmbeddingsRequest>(r#"{"dimensions": 4, "input": "What is deep learning?", "model": "minilm"}"#)
+    .response::<EmbeddingsResponse<'static>>(
+        "Vectors of length 1, in the order of the texts.",
+        r#"{"data": [{"embedding": [-0.865, -0.419, 0.275, 0.003], "index": 0, "object": "embedding"}], "model": "minilm", "object": "list", "usage": {"prompt_tokens": 7, "total_tokens": 7}}"#,
+    )
+    .runs(Runs::Model);

@@ -1,0 +1,101 @@
+//! Translation routes: Kivu's own, DeepL's and LibreTranslate's.
+
+use schemars::JsonSchema;
+
+use crate::api::{
+    dialect::Dialect,
+    route::{Api, Route, RouteMethod, Runs, get, post},
+    translation::{TranslateRequest, TranslateResponse},
+    translators::{self, DeepLRequest, LibreTranslateRequest, LibreTranslateResponse},
+};
+
+pub(super) const DEEPL: Api = Api {
+    name: "DeepL",
+    description: "Translation in DeepL's API.",
+    dialect: Dialect::Cohere,
+    prefix: None,
+    routes: &[
+        post!("/v2/translate", "deepl_translate", translators::deepl, "Translate texts, as DeepL does")
+            .request::<DeepLRequest>(r#"{"text": ["How are you?"], "target_lang": "PT"}"#)
+            .response::<translators::DeepLResponse>(
+                "The translations, in the order of the texts.",
+                r#"{"translations": [{"detected_source_language": "EN", "text": "Como você está?", "billed_characters": 12}]}"#,
+            )
+            .runs(Runs::Model),
+        get!(
+            "/v2/languages",
+            "deepl_languages",
+            translators::deepl_languages,
+            "List the languages, as DeepL does"
+        )
+        .query::<LanguageSide>("type")
+        .response::<Vec<translators::DeepLLanguage>>(
+            "The languages of texts, or of translations.",
+            r#"[{"language": "EN", "name": "English"}]"#,
+        ),
+    ],
+};
+
+pub(super) const LIBRE_TRANSLATE: Api = Api {
+    name: "LibreTranslate",
+    description: "Languages of translations in LibreTranslate's API; `/translate` takes its requests.",
+    dialect: Dialect::Hub,
+    prefix: None,
+    routes: &[get!(
+        "/languages",
+        "libre_languages",
+        translators::languages,
+        "List the languages, as LibreTranslate does"
+    )
+    .response::<Vec<translators::SourceLanguage>>(
+        "The languages of texts, each with the languages that it can be translated to.",
+        r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
+    )],
+};
+
+pub(super) const KIVU: Api = Api {
+    name: "Kivu",
+    description: "Translation with all its options.",
+    dialect: Dialect::Tei,
+    prefix: None,
+    routes: &[post!("/translate", "translate", translators::translate, "Translate texts")
+        .requests::<AnyTranslateRequest>(&[
+            (
+                "Kivu's own",
+                r#"{"inputs": ["Good morning!"], "model": "translate-en-pt", "src_lang": "en", "tgt_lang": "pt"}"#,
+            ),
+            ("LibreTranslate's", r#"{"q": "How are you?", "source": "en", "target": "pt"}"#),
+        ])
+        .response::<AnyTranslateResponse>(
+            "The best translation of each text.",
+            r#"{"model": "translate-en-pt", "translations": [{"src_lang": "en", "text": "Bom dia!", "tgt_lang": "pt", "truncated": false}], "usage": {"input_tokens": 4, "output_tokens": 4}}"#,
+        )
+        .runs(Runs::ModelWithUsage)],
+};
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum LanguageSide {
+    Source,
+    Target,
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum AnyTranslateRequest {
+    Own(TranslateRequest),
+    LibreTranslate(LibreTranslateRequest),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum AnyTranslateResponse {
+    Own(TranslateResponse<'static>),
+    LibreTranslate(LibreTranslateResponse),
+}

@@ -1,0 +1,166 @@
+//! Schemas of JSON values that handlers read or write as [`serde_json::Value`]. These types are never constructed.
+
+#![expect(dead_code, reason = "only their schemas are used")]
+
+use schemars::{JsonSchema, Schema, transform::Transform};
+use serde_json::{Map, Value};
+
+/// An object with any fields.
+pub(super) type Object = Map<String, Value>;
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub(super) struct Text(#[schemars(length(min = 1))] String);
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub(super) struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub(super) struct TextObject {
+    text: Text,
+}
+
+/// A text or a list of texts.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Texts {
+    One(Text),
+    Many(#[schemars(length(min = 1))] Vec<Text>),
+}
+
+/// A text, alone or in a list.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum OneText {
+    Text(Text),
+    List(#[schemars(length(equal = 1))] Vec<Text>),
+}
+
+/// A text, token ids, or a list of texts and token id lists.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Inputs {
+    Text(Text),
+    Ids(#[schemars(length(min = 1))] Vec<TokenId>),
+    Many(#[schemars(length(min = 1))] Vec<TextOrIds>),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum TextOrIds {
+    Text(Text),
+    Ids(#[schemars(length(min = 1))] Vec<TokenId>),
+}
+
+/// A text, token ids, or a list of texts, token id lists or objects with a text.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum InputsOrObjects {
+    Inputs(Inputs),
+    Objects(#[schemars(length(min = 1))] Vec<TextObject>),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum TokenIdLists {
+    One(#[schemars(length(min = 1))] Vec<TokenId>),
+    Many(#[schemars(length(min = 1))] Vec<NonEmptyIds>),
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub(super) struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
+
+/// A text, a pair as a list of two texts, or a list of lists of one or two texts.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Pairs {
+    Text(Text),
+    Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
+    Many(#[schemars(length(min = 1))] Vec<TextOrPair>),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum TextOrPair {
+    Text(Text),
+    Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
+}
+
+/// A text, or an object with a text and its pair.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Classified {
+    Text(Text),
+    Pair { text: Text, text_pair: Option<String> },
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum OneOrManyClassified {
+    One(Classified),
+    Many(#[schemars(length(min = 1))] Vec<Classified>),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum TextOrObject {
+    Text(Text),
+    Object(TextObject),
+}
+
+/// A text, which may be empty, or a list of texts.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum OptionalTexts {
+    Text(String),
+    Texts(Vec<Text>),
+}
+
+/// A text, which may be empty, or a list of at most one text.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum OptionalText {
+    Text(String),
+    List(#[schemars(length(max = 1))] Vec<Text>),
+}
+
+/// A number from 0 to 9.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum Digit {
+    Number(#[schemars(range(max = 9))] u8),
+    Text(#[schemars(regex(pattern = "^[0-9]$"))] String),
+}
+
+/// Adds a second name, as `serde(alias)` does: `Alias(name, alias)`.
+pub(super) struct Alias(pub(super) &'static str, pub(super) &'static str);
+
+impl Transform for Alias {
+    fn transform(&mut self, schema: &mut Schema) {
+        let Self(name, alias) = *self;
+        let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
+        let Some(mut field) = properties.get(name).cloned() else { return };
+        field["description"] = format!("Another name of `{name}`.").into();
+        properties.insert(alias.to_owned(), field);
+        let Some(Value::Array(required)) = schema.get_mut("required") else { return };
+        let before = required.len();
+        required.retain(|field| field != name);
+        if required.len() < before {
+            let either = serde_json::json!([{ "required": [name] }, { "required": [alias] }]);
+            schema.insert("anyOf".to_owned(), either);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Schemas of bodies and responses that depend on the task of the model. These types are never constructed.
+
+#![expect(dead_code, reason = "only their schemas are used")]
+
+use schemars::JsonSchema;
+
+use super::{
+    classification::{ClassifyRequest, PredictRequest, ZeroShotRequest},
+    embedding::{EmbedRequest, SimilarityRequest, SparseValue, VectorsByKind},
+    generation::HubGenerationRequest,
+    ranking::RerankRequest,
+    response::{OneOrMany, Prediction, Rank},
+    schemas::{Text, Texts},
+    token_classification::{FindEntitiesRequest, LabelTokensRequest},
+    vectors::Vector,
+};
+use crate::pipeline::entities::TextEntities;
+
+/// The body of TEI's routes, by the task of the model.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum DefaultRequest {
+    Embed(EmbedRequest),
+    Similarity(SimilarityRequest),
+    Predict(PredictRequest),
+    LabelTokens(LabelTokensRequest),
+    FindEntities(FindEntitiesRequest),
+    ZeroShot(ZeroShotRequest),
+    Rerank(RerankRequest),
+    Generate(HubGenerationRequest),
+}
+
+/// The model hub's body, by the task of the model.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum HubRequest {
+    Default(DefaultRequest),
+    Classify(ClassifyRequest),
+    Rank(HubRankingRequest),
+}
+
+/// The model hub's body for a ranking model.
+#[derive(JsonSchema)]
+pub(super) struct HubRankingRequest {
+    inputs: HubRankingInputs,
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct HubRankingInputs {
+    query: Text,
+    texts: Texts,
+}
+
+/// The response of a task.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum TaskResponse {
+    Kinds(Vec<VectorsByKind>),
+    Sparse(Vec<Vec<SparseValue>>),
+    Dense(Vec<Vector>),
+    Similarities(Vec<f32>),
+    Tokens(Vec<Vec<Vec<f32>>>),
+    Predictions(OneOrMany<Vec<Prediction<'static>>>),
+    Entities(OneOrMany<TextEntities>),
+    Ranks(Vec<Rank<'static>>),
+    Texts(Vec<HubText>),
+    SeveralTexts(Vec<Vec<HubText>>),
+}
+
+/// A generated text, in the field of the task.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub(super) enum HubText {
+    Translation { translation_text: String },
+    Summary { summary_text: String },
+    Other { generated_text: String },
+}
+
+#[derive(JsonSchema)]
+pub(super) struct VertexResponse {
+    predictions: Vec<TaskResponse>,
+}
