@@ -22,7 +22,7 @@ pub struct AuthConfig {
     /// Name or ARN of an Amazon DynamoDB table that counts requests for keys with a limit per day; without it, each
     /// process counts its own.
     pub quota_table: Option<String>,
-    /// The secret that a trusted proxy sends in `x-kivu-front`; requests without it are rejected.
+    /// The secret that a trusted proxy sends in `x-kivu-proxy-secret`; requests without it are rejected.
     #[serde(alias = "front")]
     pub proxy_secret: Option<Secret>,
     /// Name or ARN of the AWS Secrets Manager secret that contains it.

@@ -38,13 +38,14 @@ class Aws:
         return {"Stacks": [{"Parameters": parameters, "Outputs": [{"OutputKey": name, "OutputValue": value} for name, value in OUTPUTS.items()]}]}
 
     def get_distribution_config(self, Id):
-        headers = {"Items": [{"HeaderName": "x-kivu-front", "HeaderValue": self.header}]}
+        headers = {"Items": [{"HeaderName": name, "HeaderValue": self.header} for name in ("x-kivu-proxy-secret", "X-Kivu-Front")]}
         return {"ETag": "1", "DistributionConfig": {"Origins": {"Items": [{"CustomHeaders": headers}]}}}
 
     def update_distribution(self, Id, IfMatch, DistributionConfig):
         if self.fails:
             raise operate.ClientError({"Error": {"Code": "PreconditionFailed"}}, "UpdateDistribution")
-        self.header = DistributionConfig["Origins"]["Items"][0]["CustomHeaders"]["Items"][0]["HeaderValue"]
+        headers = DistributionConfig["Origins"]["Items"][0]["CustomHeaders"]["Items"]
+        (self.header,) = {header["HeaderValue"] for header in headers}
 
     def get_secret_value(self, SecretId):
         return {"SecretString": self.secret}

@@ -163,10 +163,13 @@ async fn with_a_trusted_proxy_direct_requests_are_rejected() {
     let router = guarded(&config);
     let direct = send(&router, cat(), &[("x-api-key", &key)]).await;
     assert_eq!(direct.status(), StatusCode::FORBIDDEN);
-    let wrong = send(&router, cat(), &[("x-api-key", &key), ("x-kivu-front", "open")]).await;
-    assert_eq!(wrong.status(), StatusCode::FORBIDDEN);
-    let through = send(&router, cat(), &[("x-api-key", &key), ("x-kivu-front", "sesame")]).await;
-    assert_eq!(through.status(), StatusCode::OK);
+    // The second name is the one of version 0.2.
+    for name in ["x-kivu-proxy-secret", "x-kivu-front"] {
+        let wrong = send(&router, cat(), &[("x-api-key", &key), (name, "open")]).await;
+        assert_eq!(wrong.status(), StatusCode::FORBIDDEN, "{name}");
+        let through = send(&router, cat(), &[("x-api-key", &key), (name, "sesame")]).await;
+        assert_eq!(through.status(), StatusCode::OK, "{name}");
+    }
 }
 
 #[tokio::test]
@@ -302,7 +305,7 @@ async fn the_current_and_the_previous_proxy_secret_are_accepted() {
         let server = Server::wait(command.spawn().unwrap());
         let statuses = ["new", "old", "older"].map(|secret| {
             let head = "GET /info HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\n";
-            let answer = server.exchange(format!("{head}x-kivu-front: {secret}\r\n\r\n").as_bytes());
+            let answer = server.exchange(format!("{head}x-kivu-proxy-secret: {secret}\r\n\r\n").as_bytes());
             answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
         });
         assert_eq!(statuses, expected, "{versions:?}");

@@ -25,7 +25,8 @@ use crate::{
 };
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-front");
+/// The headers of the trusted proxy's secret. The second name is the one of version 0.2.
+const PROXY_SECRET: [&str; 2] = ["x-kivu-proxy-secret", "x-kivu-front"];
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
 
@@ -149,12 +150,13 @@ impl Guard {
     /// Admits a request of a route that is not open, with its caller where keys are required.
     pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         if let Some(proxy) = &self.proxy {
-            let shown = request.headers.get(PROXY_SECRET).and_then(|value| value.to_str().ok());
-            let found = match shown.filter(|shown| shown.len() <= MAX_KEY_BYTES) {
-                Some(shown) => proxy.find(&[shown]).await.map_err(Refusal::unreadable)?,
-                None => None,
+            let shown = PROXY_SECRET.iter().filter_map(|name| request.headers.get(*name)?.to_str().ok());
+            let shown: Vec<&str> = shown.filter(|shown| shown.len() <= MAX_KEY_BYTES).collect();
+            let is_found = match shown.as_slice() {
+                [] => false,
+                shown => proxy.find(shown).await.map_err(Refusal::unreadable)?.is_some(),
             };
-            if found.is_none() {
+            if !is_found {
                 return Err(Refusal::new(
                     "not through the trusted proxy",
                     StatusCode::FORBIDDEN,
