@@ -32,7 +32,7 @@ struct Classification {
     truncation: Truncation,
     /// The model's own by default.
     function: Option<ScoreFunction>,
-    /// The number of labels to return; all by default.
+    /// Number of labels to return; all by default.
     top: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ async fn classify(context: &Context, pipeline: &ClassificationPipeline, request:
 pub(super) struct PredictRequest {
     #[schemars(with = "Pairs")]
     inputs: Value,
-    /// The name of the model; by default the first classification model.
+    /// Model name; the default is the first classification model.
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -118,7 +118,7 @@ pub(super) struct ClassifyRequest {
 pub(super) struct ClassifyParameters {
     /// The model's own by default.
     function_to_apply: Option<ScoreFunction>,
-    /// The number of labels to return; all by default.
+    /// Number of labels to return; all by default.
     #[schemars(range(min = 1))]
     top_k: Option<usize>,
     truncate: Option<bool>,
@@ -187,7 +187,7 @@ pub(super) struct ZeroShotParameters {
     candidate_labels: Value,
     /// A sentence in which `{}` is replaced by each label.
     hypothesis_template: Option<String>,
-    /// Whether each label is scored independently of the others.
+    /// Whether labels are scored independently.
     multi_label: Option<bool>,
 }
 

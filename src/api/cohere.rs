@@ -23,24 +23,23 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `texts`")]
 pub(super) struct CohereEmbedRequest {
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
     #[schemars(with = "Option<Texts>")]
     texts: Option<Value>,
-    /// Instead of `texts`: objects with a `content` of texts.
+    /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
     inputs: Option<Vec<Content>>,
-    /// The role of the texts, for which the model may have a prompt: `search_document`, `search_query`,
-    /// `classification` or `clustering`.
+    /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
+    /// `clustering`.
     input_type: Option<String>,
-    /// The types of the vectors; `float` by default.
+    /// The vector types; `float` by default.
     #[schemars(length(min = 1, max = 6))]
     embedding_types: Option<Vec<EncodingFormat>>,
-    /// The number of leading values to keep of each vector, which is normalized again.
+    /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
     output_dimension: Option<usize>,
-    /// The treatment of texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this
-    /// end.
+    /// How to handle texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this end.
     truncate: Option<Truncate>,
 }
 
@@ -83,7 +82,7 @@ enum Truncate {
 pub(super) struct EmbedResponse<'a> {
     id: String,
     texts: Vec<&'a str>,
-    /// Lists of vectors by type; from `/v1/embed` without types, a list of vectors.
+    /// Vector lists by type; one list of vectors from `/v1/embed` without types.
     embeddings: Embeddings,
     #[schemars(extend("enum" = ["embeddings_by_type", "embeddings_floats"]))]
     response_type: &'static str,

@@ -27,7 +27,7 @@ pub(super) enum Dialect {
     KServe,
 }
 
-/// An error of TEI, the model hub, Ollama or LibreTranslate.
+/// An error in the TEI, model hub, Ollama and LibreTranslate APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct TeiError {
     error: String,
@@ -35,7 +35,7 @@ pub(super) struct TeiError {
     error_type: &'static str,
 }
 
-/// An error of OpenAI's API.
+/// An error in the OpenAI API.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct OpenAiError {
     error: OpenAiErrorDetails,
@@ -53,19 +53,19 @@ struct OpenAiErrorDetails {
     kind: &'static str,
 }
 
-/// An error of Jina's or Voyage's API.
+/// An error in the Jina and Voyage APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct JinaError {
     detail: String,
 }
 
-/// An error of Cohere's or DeepL's API.
+/// An error in the Cohere and DeepL APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct CohereError {
     message: String,
 }
 
-/// An error of KServe v2.
+/// An error in the KServe v2 API.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct KServeError {
     error: String,

@@ -30,30 +30,30 @@ use crate::{
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct EmbedOptions {
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
-    /// The end of the text that is removed.
+    /// The end at which a text is truncated.
     truncation_direction: Option<Side>,
-    /// The name of a prompt to put before each text; token ids get none.
+    /// Prompt to put before each text, by name; token ids get none.
     prompt_name: Option<String>,
     /// Whether vectors are scaled to length 1; true by default.
     normalize: Option<bool>,
-    /// The number of leading values to keep of each vector.
+    /// Number of leading values to keep per vector.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
     /// `float` by default; also the names of types, as in `output_dtype`.
     encoding_format: Option<EncodingFormat>,
-    /// The type of the values; `float` by default.
+    /// The values' type; `float` by default.
     output_dtype: Option<VectorType>,
-    /// The kinds of vectors that `/embed` returns for each text, in an object.
+    /// The vector kinds that `/embed` returns for each text, in an object.
     #[schemars(length(min = 1))]
     outputs: Option<Vec<VectorKind>>,
-    /// The number of largest weights to keep of each sparse vector; all by default.
+    /// Number of largest weights to keep per sparse vector; all by default.
     #[schemars(range(min = 1))]
     max_active_dims: Option<usize>,
-    /// Whether the weights of sparse vectors have the words of their tokens; false by default.
+    /// Whether sparse weights include their tokens' words; false by default.
     words: Option<bool>,
 }
 
@@ -96,7 +96,7 @@ fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, Embed
 /// The weight of a token in a sparse vector.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct SparseValue {
-    /// The id of the token.
+    /// The token's id.
     index: u32,
     value: f32,
     /// The token in the vocabulary.
@@ -104,12 +104,12 @@ pub(super) struct SparseValue {
     word: Option<String>,
 }
 
-/// The requested vectors of a text.
+/// The requested vectors for a text.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct VectorsByKind {
     #[serde(skip_serializing_if = "Option::is_none")]
     dense: Option<Vector>,
-    /// The vocabulary tokens that describe the text, with their weights.
+    /// Vocabulary tokens that represent the text, with their weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     sparse: Option<Vec<SparseValue>>,
     /// A vector per token.
@@ -131,7 +131,7 @@ fn sparse_values(
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct SimilarityRequest {
     inputs: SimilarityInputs,
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
     parameters: Option<EmbedOptions>,
 }
@@ -226,7 +226,7 @@ async fn embed_kinds(
     Ok(with_usage(context, &vectors, &usage, characters))
 }
 
-/// Embed texts as weights of tokens
+/// Embed texts as token weights
 pub(super) async fn embed_sparse(Call(context, body): Call<Value>) -> Reply {
     let name = model_name(&body).map(str::to_owned);
     let (_, pipeline) = context.app.embedding_with(name.as_deref(), VectorKind::Sparse)?;

@@ -24,7 +24,7 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct OllamaEmbedRequest {
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// A text or a list of texts. Nothing or an empty text gives no vectors: clients load models this way.
     #[serde(default)]
@@ -32,7 +32,7 @@ pub(super) struct OllamaEmbedRequest {
     input: Value,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
-    /// The number of leading values to keep of each vector, which is normalized again.
+    /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
 }
@@ -40,7 +40,7 @@ pub(super) struct OllamaEmbedRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `prompt`")]
 pub(super) struct OllamaEmbeddingsRequest {
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// A text. Nothing or an empty text gives no vector.
     #[serde(default)]
@@ -51,9 +51,9 @@ pub(super) struct OllamaEmbeddingsRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
 pub(super) struct OllamaShowRequest {
-    /// The name of the model; by default the first model.
+    /// Model name; the default is the first model.
     model: Option<String>,
-    /// The name of `model` in older clients.
+    /// The older name for `model`.
     name: Option<String>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct EmbedResponse<'a> {
     total_duration: u64,
     /// In nanoseconds; 0, since models are loaded before the first request.
     load_duration: u64,
-    /// The number of tokens.
+    /// Number of tokens.
     prompt_eval_count: usize,
 }
 

@@ -30,36 +30,36 @@ pub(super) struct EmbeddingsRequest {
     /// A text, a list of texts or of objects with a `text`, token ids, or a list of token id lists.
     #[schemars(with = "InputsOrObjects")]
     input: Value,
-    /// The name of the model; by default the first embedding model.
+    /// Model name; the default is the first embedding model.
     model: Option<String>,
-    /// The number of leading values to keep of each vector, which is normalized again.
+    /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
-    /// Voyage's name of `dimensions`.
+    /// Voyage's name for `dimensions`.
     #[schemars(range(min = 1))]
     output_dimension: Option<usize>,
     /// `float` by default.
     encoding_format: Option<EncodingFormat>,
-    /// Jina's name of `encoding_format`.
+    /// Jina's name for `encoding_format`.
     embedding_type: Option<EncodingFormat>,
-    /// The type of the values, also in base64; `float` by default.
+    /// The values' type, also in base64; `float` by default.
     output_dtype: Option<VectorType>,
-    /// The name of a prompt to put before each text.
+    /// Prompt to put before each text, by name.
     prompt_name: Option<String>,
-    /// The role of the texts, for which the model may have a prompt, such as `query` or `document`.
+    /// The texts' role, for which the model may have a prompt, such as `query` or `document`.
     input_type: Option<String>,
-    /// Jina's name of `input_type`.
+    /// Jina's name for `input_type`.
     task: Option<String>,
-    /// The tokenizer of token ids; `cl100k_base` by default.
+    /// The tokenizer for token ids; `cl100k_base` by default.
     token_encoding: Option<TokenEncoding>,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
-    /// Voyage's name of `truncate`.
+    /// Voyage's name for `truncate`.
     truncation: Option<bool>,
     /// Whether vectors are scaled to length 1; true by default.
     normalized: Option<bool>,
-    /// Whether the model reads the texts as one, of which each is a chunk with a vector; `sentences`: whether it reads a
-    /// single text as a whole, whose sentences are the chunks.
+    /// `true`: the model reads the texts as one text, and each is a chunk with its own vector; `sentences`: the model
+    /// reads a single text, whose sentences are the chunks.
     late_chunking: Option<LateChunking>,
 }
 
@@ -121,7 +121,7 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
-    /// The start and the end of the sentence in the text, in characters; only with `late_chunking` by sentences.
+    /// The sentence's start and end in the text, in characters; only with `late_chunking` by sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     span: Option<[usize; 2]>,
 }
@@ -132,7 +132,7 @@ pub(super) struct EmbeddingsResponse<'a> {
     data: Vec<Embedding>,
     model: &'a str,
     usage: TokenUsage,
-    /// The positions of truncated inputs; absent if there are none.
+    /// Positions of truncated inputs; absent if there are none.
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
     truncated: &'a [usize],
 }

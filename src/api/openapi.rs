@@ -29,22 +29,22 @@ use crate::error::{Error, Result};
 /// Response headers: when they are sent, and their meaning.
 const HEADERS: [(&str, Sent, &str); 13] = [
     ("retry-after", Sent::WithStatuses(&["429", "503"]), "Seconds to wait before a retry."),
-    ("server-timing", Sent::WithUsage, "The same durations with fractions of milliseconds."),
+    ("server-timing", Sent::WithUsage, "The same durations in fractional milliseconds."),
     ("www-authenticate", Sent::WithStatuses(&["401"]), "`Bearer`."),
     (
         "x-backend",
         Sent::ByModels,
-        "Where the model ran: `native` or `onnx`, the engine of this server, or `triton` for a fleet.",
+        "Where the model ran: `native` or `onnx`, this server's engine, or `triton` for a fleet.",
     ),
-    ("x-compute-characters", Sent::WithUsage, "Characters of all texts."),
-    ("x-compute-time", Sent::WithUsage, "Milliseconds of tokenization and inference."),
+    ("x-compute-characters", Sent::WithUsage, "Characters in all texts."),
+    ("x-compute-time", Sent::WithUsage, "Tokenization and inference, in milliseconds."),
     ("x-compute-tokens", Sent::WithUsage, "Tokens read by the model."),
     ("x-compute-type", Sent::WithUsage, "`cpu`."),
-    ("x-inference-time", Sent::WithUsage, "Milliseconds of inference, including the wait for it."),
-    ("x-request-id", Sent::Always, "The id of the request: the client's own, or a new one."),
-    ("x-tokenization-time", Sent::WithUsage, "Milliseconds of tokenization."),
+    ("x-inference-time", Sent::WithUsage, "Inference including queueing, in milliseconds."),
+    ("x-request-id", Sent::Always, "The request's id: the client's own, or a new one."),
+    ("x-tokenization-time", Sent::WithUsage, "Tokenization, in milliseconds."),
     ("x-total-time", Sent::WithUsage, "Milliseconds from the request's headers to the response."),
-    ("x-truncated", Sent::WithUsage, "The positions of truncated texts, from 0; absent if there are none."),
+    ("x-truncated", Sent::WithUsage, "Positions of truncated texts, from 0; absent if there are none."),
 ];
 
 /// The responses that have a header.
@@ -224,7 +224,7 @@ fn operation(api: &Api, route: &Route, generators: &mut Generators) -> Result<Va
 fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
     let in_path = |name| {
         let description = match name {
-            "model" => "The name of a served model.",
+            "model" => "A served model's name.",
             _ => "Always `1`.",
         };
         json!({

@@ -48,7 +48,7 @@ pub(super) struct RerankRequest {
     query: Value,
     #[schemars(with = "Texts")]
     texts: Value,
-    /// The name of the model; by default the first ranking model.
+    /// Model name; the default is the first ranking model.
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -85,19 +85,19 @@ pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, b
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `documents`")]
 pub(super) struct DocumentsRequest {
-    /// The name of the model; by default the first ranking model.
+    /// Model name; the default is the first ranking model.
     model: Option<String>,
     #[schemars(with = "Text")]
     query: Value,
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
     documents: Value,
-    /// The number of documents to return; all by default.
+    /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
     top_n: Option<usize>,
     /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
     return_documents: Option<bool>,
-    /// Voyage's name of `top_n`.
+    /// Voyage's name for `top_n`.
     #[schemars(range(min = 1))]
     top_k: Option<usize>,
     /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a

@@ -34,7 +34,7 @@ impl<T> OneOrMany<T> {
     }
 }
 
-/// The score of a label.
+/// A label's score.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Prediction<'a> {
     score: f32,
@@ -51,10 +51,10 @@ pub(super) fn predictions<'a>(
     best.map(|label| Prediction { score: scores[label], label: &labels[label] }).collect()
 }
 
-/// The score of a ranked text.
+/// A ranked text's score.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Rank<'a> {
-    /// The position of the text in the request, from 0.
+    /// The text's position in the request, from 0.
     pub(super) index: usize,
     pub(super) score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]

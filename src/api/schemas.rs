@@ -77,7 +77,7 @@ pub(super) enum TokenIdLists {
 #[schemars(inline)]
 pub(super) struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
 
-/// A text, a pair as a list of two texts, or a list of lists of one or two texts.
+/// A text, a pair as a list, or a list whose items are lists with one or two texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum Pairs {
@@ -153,7 +153,7 @@ impl Transform for Alias {
         let Self(name, alias) = *self;
         let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
         let Some(mut field) = properties.get(name).cloned() else { return };
-        field["description"] = format!("Another name of `{name}`.").into();
+        field["description"] = format!("Another name for `{name}`.").into();
         properties.insert(alias.to_owned(), field);
         let Some(Value::Array(required)) = schema.get_mut("required") else { return };
         let before = required.len();

@@ -59,7 +59,7 @@ pub(super) struct Info {
     /// The task of the model, with its pooling or labels.
     #[schemars(with = "Object")]
     model_type: Value,
-    /// The dimensions of each vector kind of an embedding model.
+    /// An embedding model's dimensions by vector kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<BTreeMap<String, usize>>,
     /// The quality of a quantized model compared with fp32.
@@ -172,25 +172,25 @@ pub(super) struct Models {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Limits")]
 struct RequestLimits {
-    /// The maximum size of a body, in bytes.
+    /// Maximum body size, in bytes.
     body_bytes: usize,
-    /// The maximum number of texts of a request.
+    /// Maximum texts per request.
     texts: usize,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct ModelDescription {
     architecture: String,
-    /// The length of dense vectors.
+    /// Dense vector dimensions.
     #[serde(skip_serializing_if = "Option::is_none")]
     dimensions: Option<usize>,
-    /// The labels of a classification model, in its own order.
+    /// A classification model's labels, in its own order.
     #[serde(skip_serializing_if = "Option::is_none")]
     labels: Option<Vec<String>>,
-    /// The languages of a translation model.
+    /// A translation model's languages.
     #[serde(skip_serializing_if = "Option::is_none")]
     languages: Option<Languages>,
-    /// The maximum number of tokens of a text.
+    /// Maximum tokens per text.
     max_tokens: usize,
     name: String,
     /// The dimensions of each vector kind of an embedding model.

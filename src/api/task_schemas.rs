@@ -68,7 +68,7 @@ pub(super) enum TaskResponse {
     SeveralTexts(Vec<Vec<HubText>>),
 }
 
-/// A generated text, in the field of the task.
+/// A generated text, in the task's field.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum HubText {

@@ -38,9 +38,9 @@ pub(super) struct LabelTokensParameters {
     aggregation_strategy: Option<Aggregation>,
     /// Labels that are left out; `O` by default.
     ignore_labels: Option<Vec<String>>,
-    /// Reads long texts in windows that share this many tokens.
+    /// Reads long texts in windows that overlap by this many tokens.
     stride: Option<usize>,
-    /// Whether to return texts with labels in the place of entities, too.
+    /// Whether to also return texts with entities replaced by their labels.
     redact: Option<bool>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
@@ -93,14 +93,14 @@ pub(super) struct FindEntitiesParameters {
     /// Entities have higher scores; 0.5 by default.
     #[schemars(range(min = 0, max = 1))]
     threshold: Option<f32>,
-    /// Whether no entity is inside of another; true by default.
+    /// Whether entities must not be nested; true by default.
     #[serde(alias = "flat")]
     flat_ner: Option<bool>,
     /// Whether the same words may be several entities.
     multi_label: Option<bool>,
-    /// Reads long texts in windows that share this many words.
+    /// Reads long texts in windows that overlap by this many words.
     stride: Option<usize>,
-    /// Whether to return texts with labels in the place of entities, too.
+    /// Whether to also return texts with entities replaced by their labels.
     redact: Option<bool>,
     /// False by default.
     truncate: Option<bool>,

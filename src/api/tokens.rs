@@ -33,11 +33,11 @@ pub(super) struct TokenizeRequest {
     /// Whether the model's special tokens are added; true by default.
     #[serde(default = "yes")]
     add_special_tokens: bool,
-    /// The name of a prompt to put before each text.
+    /// Prompt to put before each text, by name.
     prompt_name: Option<String>,
-    /// The language of the texts, for translation models with a special token for it.
+    /// The source language, for translation models with a special token for it.
     src_lang: Option<String>,
-    /// The language of the translations, for translation models with a special token for it.
+    /// The target language, for translation models with a special token for it.
     tgt_lang: Option<String>,
 }
 
@@ -49,10 +49,10 @@ fn yes() -> bool {
 #[schemars(rename = "Token")]
 pub(super) struct SimpleToken {
     id: u32,
-    /// The part of the text that the token represents.
+    /// The text that the token represents.
     text: String,
     special: bool,
-    /// The position of its first character; `null` for added special tokens.
+    /// Its first character's position; `null` for added special tokens.
     start: Option<usize>,
     /// The position after its last character.
     stop: Option<usize>,

@@ -31,11 +31,11 @@ use crate::{
 pub(super) struct TranslateRequest {
     #[schemars(with = "Texts")]
     inputs: Value,
-    /// The name of the model; by default the first that translates between the languages.
+    /// Model name; the default is the first model that translates between the languages.
     model: Option<String>,
-    /// The language of the texts: the model's own name, a code or an English name.
+    /// The source language: the model's own name, a code or an English name.
     src_lang: Option<String>,
-    /// The language of the translations.
+    /// The target language.
     tgt_lang: Option<String>,
     /// `sentences` by default.
     split: Option<Split>,
@@ -53,7 +53,7 @@ pub(super) struct TranslateResponse<'a> {
     usage: Value,
 }
 
-/// The best translation of a text, and all of them if several were requested.
+/// A text's best translation, and all of them if several were requested.
 #[derive(Serialize, JsonSchema)]
 struct TranslatedText<'a> {
     text: &'a str,

@@ -36,14 +36,14 @@ use crate::{
 pub(super) struct LibreTranslateRequest {
     #[schemars(with = "Texts")]
     q: Value,
-    /// The language of the texts; `auto` if all models for the target have the same.
+    /// The source language; `auto` if all models for the target have the same.
     source: Option<String>,
-    /// The language of the translations.
+    /// The target language.
     #[schemars(required)]
     target: Option<String>,
     #[schemars(extend("enum" = ["text", null]))]
     format: Option<String>,
-    /// The number of other translations of each text.
+    /// Number of alternative translations per text.
     #[schemars(with = "Option<Digit>")]
     alternatives: Option<Value>,
 }
@@ -53,9 +53,9 @@ pub(super) struct LibreTranslateRequest {
 pub(super) struct DeepLRequest {
     #[schemars(with = "Texts")]
     text: Value,
-    /// The language of the texts; may be missing if all models for the target have the same.
+    /// The source language; may be missing if all models for the target have the same.
     source_lang: Option<String>,
-    /// The language of the translations.
+    /// The target language.
     #[schemars(required)]
     target_lang: Option<String>,
     /// `0` for texts that are one sentence each.
@@ -87,7 +87,7 @@ pub(super) struct DeepLResponse {
 
 #[derive(Serialize, JsonSchema)]
 struct DeepLTranslation {
-    /// The characters of the text.
+    /// The text's characters.
     billed_characters: usize,
     detected_source_language: String,
     text: String,

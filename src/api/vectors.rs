@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// A type of numbers, or base64 of 32-bit floats, or of the numbers of another type if one is requested.
+/// A number type, or `base64`: the bytes of 32-bit floats, or of another type if one is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum EncodingFormat {
@@ -53,7 +53,7 @@ impl EncodingFormat {
     }
 }
 
-/// Numbers, or base64 of little-endian 32-bit floats or of bytes.
+/// Numbers, or little-endian 32-bit floats or bytes as base64.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum Vector {

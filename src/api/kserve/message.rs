@@ -81,7 +81,7 @@ impl Serialize for JsonElements<'_> {
     }
 }
 
-/// Inputs as tensors, and the names of the requested outputs.
+/// Input tensors, and the requested outputs' names.
 // [`InferRequest::parse`] reads the elements of the inputs.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]

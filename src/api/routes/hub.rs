@@ -9,7 +9,7 @@ use crate::api::{
 
 pub(super) const HUB: Api = Api {
     name: "model hub",
-    description: "Every task in the API of the model hub's inference endpoints.",
+    description: "Every task in the model hub's inference API.",
     dialect: Dialect::Hub,
     prefix: Some("/models/"),
     routes: &[post!("/models/{model}", "task", tasks::infer, "Run a model")

@@ -9,7 +9,7 @@ use crate::api::{
 
 pub(super) const KSERVE: Api = Api {
     name: "KServe v2",
-    description: "Metadata, readiness and inference by tensors, for clients of Triton.",
+    description: "Metadata, readiness and tensor inference, for Triton clients.",
     dialect: Dialect::KServe,
     prefix: Some("/v2/"),
     routes: &[
@@ -21,7 +21,7 @@ pub(super) const KSERVE: Api = Api {
         HEALTH.at("/v2/health/ready", "v2_health_ready"),
         post!("/v2/repository/index", "index", kserve::index, "List the models")
             .response::<Vec<kserve::IndexEntry>>(
-                "The served models, all of them ready.",
+                "The served models, all ready.",
                 r#"[{"name": "minilm", "state": "READY", "version": "1"}]"#,
             ),
         METADATA,
@@ -42,7 +42,7 @@ pub(super) const HEALTH: Route =
         .responds("Healthy; no body.");
 
 const METADATA: Route =
-    get!("/v2/models/{model}", "metadata", kserve::metadata, "Describe the tensors of a model")
+    get!("/v2/models/{model}", "metadata", kserve::metadata, "Describe a model's tensors")
         .response::<kserve::ModelMetadata>(
             "Names, types and shapes; -1 is any length.",
             r#"{"inputs": [{"datatype": "BYTES", "name": "TEXT", "shape": [-1, 1]}], "name": "minilm", "outputs": [{"datatype": "FP32", "name": "embedding", "shape": [-1, 384]}], "platform": "kivu", "versions": ["1"]}"#,
@@ -61,8 +61,8 @@ const CONFIG: Route =
 
 const INFER: Route = post!("/v2/models/{model}/infer", "infer", kserve::infer, "Run a model on tensors")
     .description(
-        "Tensors are sent in the JSON, or as binary data after it; `inference-header-content-length` is then the length \
-         of the JSON in bytes.",
+        "Tensors are sent in the JSON, or as binary data after it; `inference-header-content-length` is then the JSON's \
+         length in bytes.",
     )
     .request::<InferRequest>(r#"{"inputs": [{"data": ["What is deep learning?"], "datatype": "BYTES", "name": "TEXT", "shape": [1, 1]}]}"#)
     .response::<InferResponse<'static>>(

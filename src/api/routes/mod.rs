@@ -53,7 +53,7 @@ const SERVER: Api = Api {
             .response_of::<String>("text/html; charset=utf-8", "A page that renders `/openapi.json`.", None),
         kserve::HEALTH,
         kserve::HEALTH.at("/ping", "ping"),
-        get!("/metrics", "metrics", server::metrics, "Metrics in the format of Prometheus")
+        get!("/metrics", "metrics", server::metrics, "Metrics in Prometheus format")
             .optional()
             .response_of::<String>(
                 "text/plain; charset=utf-8",
@@ -61,13 +61,13 @@ const SERVER: Api = Api {
                 Some(r#""kivu_requests_total 7""#),
             ),
         get!("/models", "list", server::list, "List the models").response::<server::Models>(
-            "The models with their tasks, and the limits of a request.",
+            "The models with their tasks, and the request limits.",
             r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "name": "minilm", "precision": "int8", "task": "feature-extraction"}], "version": "0.2.0"}"#,
         ),
         get!("/openapi.json", "openapi", document, "The OpenAPI document")
             .open()
             .optional()
-            .description("Describes the requests, responses and errors of each route, with examples.")
+            .description("Describes each route's requests, responses and errors, with examples.")
             .responses::<Object>("This document.", &[]),
     ],
 };

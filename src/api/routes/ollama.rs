@@ -15,7 +15,7 @@ pub(super) const OLLAMA: Api = Api {
         post!("/api/embed", "ollama_embed", ollama::embed, "Embed texts, as Ollama does")
             .request::<OllamaEmbedRequest>(r#"{"model": "minilm", "input": "What is deep learning?"}"#)
             .response::<ollama::EmbedResponse<'static>>(
-                "Vectors of length 1, in the order of the texts.",
+                "Unit-length vectors, in input order.",
                 r#"{"model": "minilm", "embeddings": [[-0.0679, -0.0329, 0.0216, 0.0002]], "total_duration": 1253061, "load_duration": 0, "prompt_eval_count": 7}"#,
             )
             .runs(Runs::Model),
@@ -23,7 +23,7 @@ pub(super) const OLLAMA: Api = Api {
             "/api/embeddings",
             "ollama_embeddings",
             ollama::embeddings,
-            "Embed a text, as earlier versions of Ollama do"
+            "Embed a text, as in earlier Ollama versions"
         )
         .request::<OllamaEmbeddingsRequest>(r#"{"model": "minilm", "prompt": "What is deep learning?"}"#)
         .response::<ollama::EmbeddingsResponse>(

@@ -9,7 +9,7 @@ use crate::api::{
 
 pub(super) const OPENAI: Api = Api {
     name: "OpenAI",
-    description: "Embeddings in the API of OpenAI, Voyage and Jina.",
+    description: "Embeddings in the OpenAI, Voyage and Jina APIs.",
     dialect: Dialect::OpenAi,
     prefix: Some("/v1/"),
     routes: &[
@@ -29,7 +29,7 @@ pub(super) const OPENAI: Api = Api {
 
 pub(super) const JINA: Api = Api {
     name: "Jina",
-    description: "Ranking in the API of Jina and Voyage.",
+    description: "Ranking in the Jina and Voyage APIs.",
     dialect: Dialect::Jina,
     prefix: None,
     routes: &[post!("/v1/rerank", "jina", ranking::jina, "Rank documents by a query")
@@ -44,7 +44,7 @@ pub(super) const JINA: Api = Api {
 const EMBEDDINGS: Route = post!("/v1/embeddings", "embeddings", openai::embeddings, "Embed texts")
     .request::<EmbeddingsRequest>(r#"{"dimensions": 4, "input": "What is deep learning?", "model": "minilm"}"#)
     .response::<EmbeddingsResponse<'static>>(
-        "Vectors of length 1, in the order of the texts.",
+        "Unit-length vectors, in input order.",
         r#"{"data": [{"embedding": [-0.865, -0.419, 0.275, 0.003], "index": 0, "object": "embedding"}], "model": "minilm", "object": "list", "usage": {"prompt_tokens": 7, "total_tokens": 7}}"#,
     )
     .runs(Runs::Model);

