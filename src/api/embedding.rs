@@ -67,6 +67,16 @@ pub(super) struct EmbedRequest {
 }
 
 impl EmbedOptions {
+    /// Refuses values that no route takes, also where the route does not use them.
+    fn check(&self) -> Result<()> {
+        if self.outputs.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::invalid(
+                "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
+            ));
+        }
+        inputs::above_zero("max_active_dims", self.max_active_dims)
+    }
+
     fn form(&self, pipeline: &EmbeddingPipeline) -> Result<Form> {
         Form::new(pipeline, self.encoding_format, self.output_dtype, self.dimensions, self.normalize)
     }
@@ -88,6 +98,7 @@ fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, Embed
     let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
     let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
     let options: EmbedOptions = request::from_value(body)?;
+    options.check()?;
     let inputs = inputs::read("inputs", inputs, &context.texts)?;
     let characters = characters(inputs.iter().flat_map(Input::texts));
     Ok((inputs, characters, options))
@@ -205,12 +216,6 @@ async fn embed_kinds(
     (inputs, characters, options): (Vec<Input>, usize, EmbedOptions),
     kinds: Vec<VectorKind>,
 ) -> Reply {
-    if kinds.is_empty() {
-        return Err(Error::invalid(
-            "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
-        )
-        .into());
-    }
     let form = kinds.contains(&VectorKind::Dense).then(|| options.form(pipeline)).transpose()?;
     let requested = RequestedVectors { kinds, max_active_dims: options.max_active_dims };
     let words = options.words;
@@ -240,6 +245,7 @@ async fn embed_sparse_with(
     body: Value,
 ) -> Reply {
     let (inputs, characters, options) = parse(context, body)?;
+    inputs::above_zero("dimensions", options.dimensions)?;
     let (max_active_dims, words) = (options.max_active_dims, options.words);
     let requested = RequestedVectors { kinds: vec![VectorKind::Sparse], max_active_dims };
     let options = options.resolve(&context.app, name);
@@ -274,6 +280,7 @@ async fn embed_all_with(
     body: Value,
 ) -> Reply {
     let (inputs, characters, options) = parse(context, body)?;
+    inputs::above_zero("dimensions", options.dimensions)?;
     let options = options.resolve(&context.app, name);
     let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
     Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
@@ -300,7 +307,9 @@ pub(super) async fn similarity_with(
     texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, &others)?);
     let characters = characters(texts.iter().map(String::as_str));
     let inputs = texts.into_iter().map(Input::Text).collect();
-    let options = body.parameters.unwrap_or_default().resolve(app, name);
+    let options = body.parameters.unwrap_or_default();
+    options.check()?;
+    let options = options.resolve(app, name);
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
     let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();

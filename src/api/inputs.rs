@@ -169,6 +169,14 @@ pub(super) fn count(field: impl Display, found: usize, limit: usize) -> Result<(
     }
 }
 
+/// Refuses 0.
+pub(super) fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
+    match value {
+        Some(0) => Err(Error::invalid(format!("expected `{field}` above 0, but found 0"))),
+        _ => Ok(()),
+    }
+}
+
 fn input(field: &dyn Display, value: Value) -> Result<Input> {
     match value {
         Value::Array(values) if values.is_empty() => {

@@ -231,3 +231,28 @@ impl Content {
         Self { media_type, schema: SchemaGenerator::subschema_for::<T>, example, examples }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn a_parameter_is_a_segment_that_is_not_empty() {
+        const ROUTE: Route =
+            get!("/models/{model}/versions/{version}", "versions", async || StatusCode::OK, "Versions");
+        let matching =
+            ["/models/a/versions/1", "/models/%ff/versions/a.b", "/models/{model}/versions/{version}"];
+        let others = [
+            "/models/a/versions",
+            "/models//versions/1",
+            "/models/a/versions/1/",
+            "/models/a/b/versions/1",
+            "/",
+        ];
+        assert!(matching.iter().all(|path| ROUTE.matches(path)));
+        assert!(!others.iter().any(|path| ROUTE.matches(path)));
+        assert_eq!(ROUTE.parameters().collect::<Vec<_>>(), ["model", "version"]);
+    }
+}

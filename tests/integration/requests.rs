@@ -132,6 +132,29 @@ async fn lists_in_place_of_objects_are_refused() {
     }
 }
 
+/// Also on routes that do not use them.
+#[tokio::test]
+async fn values_below_the_documented_minimum_are_refused() {
+    let app = app(Limits::default());
+    let mut answers = Vec::new();
+    for path in ["/embed", "/embed_all"] {
+        for (name, value) in [("dimensions", json!(0)), ("max_active_dims", json!(0)), ("outputs", json!([]))]
+        {
+            let (status, answer) = ask(&app, path, &json!({ "inputs": "cat", name: value })).await;
+            assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path} {name}: {answer}");
+            answers.push(format!("{path}: {}", answer["error"].as_str().unwrap()));
+        }
+    }
+    insta::assert_snapshot!(answers.join("\n"), @r"
+    /embed: expected `dimensions` from 1 to 2, but found 0
+    /embed: expected `max_active_dims` above 0, but found 0
+    /embed: expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list
+    /embed_all: expected `dimensions` above 0, but found 0
+    /embed_all: expected `max_active_dims` above 0, but found 0
+    /embed_all: expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list
+    ");
+}
+
 #[tokio::test]
 async fn the_instances_of_a_request_share_its_limits() {
     let app = app(Limits { texts: 4, ..Limits::default() });
