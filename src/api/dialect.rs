@@ -1,4 +1,4 @@
-//! The error bodies of each API.
+//! Error bodies, by API.
 
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::rejection::Rejection;
 
-/// The form of error bodies, which several APIs may share.
+/// The format of error bodies, which several APIs may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Tei,
@@ -103,7 +103,7 @@ impl Dialect {
         }
     }
 
-    /// The error body of a rejection; TEI sends none with 401.
+    /// A rejection's error body; TEI sends none with 401.
     pub(super) fn body(self, rejection: &Rejection) -> Option<ErrorBody> {
         let (status, message) = (rejection.status, rejection.message.clone());
         Some(match self {
@@ -138,7 +138,7 @@ impl Dialect {
         })
     }
 
-    /// Completes the response of a rejected request: status, headers and body.
+    /// Completes a rejected request's response: status, headers and body.
     pub(super) fn complete(self, rejection: &Rejection, response: &mut Response) {
         *response.status_mut() = self.status(rejection.status);
         let headers = response.headers_mut();

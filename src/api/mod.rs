@@ -55,7 +55,7 @@ pub use self::{
 };
 use self::{observe::Observed, rejection::Rejection};
 
-/// The router of all dialects.
+/// The router for all dialects.
 ///
 /// Errors are responses. Client errors are not logged as errors; server errors are logged once with their causes, which
 /// the client does not see.

@@ -1,4 +1,4 @@
-//! The common parts of all requests: an id, access control, a permit, the body of errors, and one line in the log.
+//! What all requests share: an id, access control, a permit, an error body, and one log line.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
     telemetry::{self, trace::Trace},
 };
 
-/// The target of lines in the log, by which they are filtered.
+/// The log target, by which lines are filtered.
 const TARGET: &str = "kivu::api";
 
 /// A request as it is logged.
@@ -37,7 +37,7 @@ pub(super) struct Observed {
 /// Where a request comes from, as far as it is known.
 #[derive(Default)]
 struct Origin {
-    /// The name of the key.
+    /// The key's name.
     caller: Option<String>,
     trace: Option<String>,
     /// Why the request has no access.

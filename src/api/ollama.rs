@@ -89,7 +89,7 @@ struct ListedModel {
     digest: String,
     model: String,
     name: String,
-    /// Of all files, in bytes.
+    /// Total file size in bytes.
     size: u64,
 }
 

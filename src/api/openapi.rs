@@ -1,4 +1,4 @@
-//! The OpenAPI document at `/openapi.json`, made from the table of routes and the schemas of their types.
+//! The OpenAPI document at `/openapi.json`, made from the route table and the schemas of its types.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ pub(super) fn respond(app: &App, apis: &[Api]) -> Reply {
     Ok((headers, json.clone()).into_response())
 }
 
-/// The document of a server with this access control.
+/// The document for a server with this access control.
 fn document(apis: &[Api], access: &Access) -> Result<Value> {
     let mut generators = Generators::new();
     let schemes = security_schemes(access);
@@ -107,7 +107,7 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
     Ok(document)
 }
 
-/// Generators of schemas: serde reads other fields than it writes.
+/// Schema generators, one per direction: fields with defaults are optional in requests only.
 struct Generators {
     requests: SchemaGenerator,
     responses: SchemaGenerator,
@@ -155,7 +155,7 @@ impl Transform for Tidy {
     }
 }
 
-/// Makes optional fields of responses not nullable, since they are absent instead of `null`.
+/// Makes optional response fields not nullable, since they are absent instead of `null`.
 #[derive(Clone, Debug)]
 struct AbsentInsteadOfNull;
 
@@ -172,7 +172,7 @@ impl Transform for AbsentInsteadOfNull {
     }
 }
 
-/// Undoes what `Option` adds to the schema of its type.
+/// Undoes what `Option` adds to a schema.
 fn remove_null(field: &mut Value) {
     if let Some(Value::Array(types)) = field.get_mut("type") {
         types.retain(|name| name != "null");
@@ -287,7 +287,7 @@ fn add_errors(dialect: Dialect, route: &Route, generator: &mut SchemaGenerator, 
     }
 }
 
-/// The possible rejections of a route: their meaning and an example.
+/// A route's possible rejections: their meaning and an example.
 fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)> {
     let new = |status, message: &str| Rejection::new(status, message);
     let (is_post, has_body) = (route.method == RouteMethod::Post, route.request.is_some());

@@ -61,7 +61,7 @@ pub(super) struct Rank<'a> {
     pub(super) text: Option<&'a str>,
 }
 
-/// The tokens of a request, in the terms of OpenAI, Jina and Voyage.
+/// Token counts, as OpenAI, Jina and Voyage name them.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct TokenUsage {
     pub(super) prompt_tokens: usize,

@@ -9,7 +9,7 @@ use super::{app::App, dialect::Dialect};
 
 const JSON: &str = "application/json";
 
-/// Routes for the same clients: a tag of the OpenAPI document.
+/// Routes for the same clients: a tag in the OpenAPI document.
 pub(super) struct Api {
     pub(super) name: &'static str,
     pub(super) description: &'static str,
@@ -43,7 +43,7 @@ impl RouteMethod {
     }
 }
 
-/// What a route runs, which determines the headers of its response.
+/// What a route runs, which determines its response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Runs {
     NoModel,
@@ -52,13 +52,13 @@ pub(super) enum Runs {
     ModelWithUsage,
 }
 
-/// The schema of a type, which the generator adds to the components.
+/// Returns a type's schema, which the generator adds to the components.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 /// Named examples in JSON.
 type Examples = &'static [(&'static str, &'static str)];
 
-/// The values of a body: their media type, schema and examples in JSON.
+/// A body: media type, schema and examples in JSON.
 #[derive(Clone, Copy)]
 pub(super) struct Content {
     pub(super) media_type: &'static str,
@@ -67,13 +67,13 @@ pub(super) struct Content {
     pub(super) examples: Examples,
 }
 
-/// A method of a path.
+/// A path and method.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub(super) method: RouteMethod,
     /// Relative to the server, with parameters such as `{model}`.
     pub(super) path: &'static str,
-    /// The name of the operation in generated clients and in links to `/docs`.
+    /// The operation name in generated clients and in links to `/docs`.
     pub(super) id: &'static str,
     pub(super) handler: fn() -> MethodRouter<Arc<App>>,
     pub(super) summary: &'static str,
@@ -83,10 +83,10 @@ pub(super) struct Route {
     /// Whether the server's configuration can turn it off.
     pub(super) is_optional: bool,
     pub(super) runs: Runs,
-    /// The name and schema of an optional query parameter.
+    /// An optional query parameter's name and schema.
     pub(super) query: Option<(&'static str, SchemaOf)>,
     pub(super) request: Option<Content>,
-    /// The meaning of status 200.
+    /// What status 200 means.
     pub(super) success: &'static str,
     pub(super) response: Option<Content>,
     /// Whether the response may also be binary data.
@@ -201,12 +201,12 @@ impl Route {
         Self { has_binary_response: true, ..self }
     }
 
-    /// The parameters of the path.
+    /// Path parameters.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(parameter)
     }
 
-    /// Whether a request's path is a path of this route.
+    /// Whether a request's path belongs to this route.
     pub(super) fn matches(&self, path: &str) -> bool {
         let is_segment = |(segment, found): (&str, &str)| match parameter(segment) {
             Some(_) => !found.is_empty(),
@@ -217,7 +217,7 @@ impl Route {
     }
 }
 
-/// The name of a segment that is a parameter.
+/// The name, if a segment is a parameter.
 fn parameter(segment: &str) -> Option<&str> {
     segment.strip_prefix('{')?.strip_suffix('}')
 }

@@ -1,4 +1,4 @@
-//! Schemas of JSON values that handlers read or write as [`serde_json::Value`]. These types are never constructed.
+//! Schemas for JSON that handlers read or write as [`serde_json::Value`]. These types are never constructed.
 
 #![expect(dead_code, reason = "only their schemas are used")]
 

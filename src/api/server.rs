@@ -42,7 +42,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
 /// The first model and its limits, in the fields of TEI and others.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Info {
-    /// The matmul arithmetic of the native engine on this processor.
+    /// The native engine's matmul arithmetic on this processor.
     arithmetic: Option<String>,
     auto_truncate: bool,
     docker_label: Option<String>,
@@ -51,25 +51,25 @@ pub(super) struct Info {
     max_client_batch_size: usize,
     max_concurrent_requests: usize,
     max_input_length: usize,
-    /// The memory of a text of this length, in bytes.
+    /// Memory for a text with this length, in bytes.
     max_input_memory: Option<u64>,
     model_dtype: &'static str,
     model_id: String,
     model_sha: String,
-    /// The task of the model, with its pooling or labels.
+    /// The model's task, with its pooling or labels.
     #[schemars(with = "Object")]
     model_type: Value,
     /// An embedding model's dimensions by vector kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<BTreeMap<String, usize>>,
-    /// The quality of a quantized model compared with fp32.
+    /// A quantized model's quality compared with fp32.
     #[schemars(with = "Option<Object>")]
     quality: Option<Quality>,
     served_model_name: String,
     sha: Option<String>,
     tokenization_workers: usize,
     version: &'static str,
-    /// Settings of the model's files that the build ignored on request.
+    /// Settings in the model's files that the build ignored on request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
@@ -108,7 +108,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
     }))
 }
 
-/// The task of a model in TEI's terms.
+/// The model's task in TEI's terms.
 fn model_type(pipeline: &Pipeline) -> Value {
     let labels = |labels: &[String]| {
         let labels = labels.iter().enumerate();
@@ -155,13 +155,13 @@ fn model_type(pipeline: &Pipeline) -> Value {
     }
 }
 
-/// The kinds of vectors of a model, and the dimensions of each.
+/// The model's vector kinds, with their dimensions.
 fn outputs(pipeline: &EmbeddingPipeline) -> BTreeMap<String, usize> {
     let outputs = pipeline.settings().outputs();
     outputs.into_iter().map(|(kind, dimensions)| (kind.to_string(), dimensions)).collect()
 }
 
-/// The served models, and the limits of a request.
+/// The served models, and the request limits.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Models {
     limits: RequestLimits,
@@ -193,7 +193,7 @@ struct ModelDescription {
     /// Maximum tokens per text.
     max_tokens: usize,
     name: String,
-    /// The dimensions of each vector kind of an embedding model.
+    /// An embedding model's dimensions by vector kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<BTreeMap<String, usize>>,
     precision: Precision,

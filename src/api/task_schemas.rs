@@ -1,4 +1,4 @@
-//! Schemas of bodies and responses that depend on the task of the model. These types are never constructed.
+//! Schemas for bodies and responses that depend on the model's task. These types are never constructed.
 
 #![expect(dead_code, reason = "only their schemas are used")]
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::pipeline::entities::TextEntities;
 
-/// The body of TEI's routes, by the task of the model.
+/// TEI's body, by the model's task.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum DefaultRequest {
@@ -30,7 +30,7 @@ pub(super) enum DefaultRequest {
     Generate(HubGenerationRequest),
 }
 
-/// The model hub's body, by the task of the model.
+/// The model hub's body, by the model's task.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum HubRequest {
@@ -52,7 +52,7 @@ struct HubRankingInputs {
     texts: Texts,
 }
 
-/// The response of a task.
+/// A task's response.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum TaskResponse {

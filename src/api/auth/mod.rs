@@ -25,7 +25,7 @@ use crate::{
 };
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// The headers of the trusted proxy's secret. The second name is the one of version 0.2.
+/// Headers with the trusted proxy's secret; the second is the name in version 0.2.
 const PROXY_SECRET: [&str; 2] = ["x-kivu-proxy-secret", "x-kivu-front"];
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
@@ -60,7 +60,7 @@ pub struct GatewayVerified;
 #[derive(Debug)]
 pub struct Guard {
     access: Access,
-    /// The secret of the trusted proxy.
+    /// The trusted proxy's secret.
     proxy: Option<Keys>,
     rates: Rates,
     quotas: Quotas,
@@ -147,7 +147,7 @@ impl Guard {
         &self.access
     }
 
-    /// Admits a request of a route that is not open, with its caller where keys are required.
+    /// Admits a request to a route that is not open, with its caller where keys are required.
     pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         if let Some(proxy) = &self.proxy {
             let shown = PROXY_SECRET.iter().filter_map(|name| request.headers.get(*name)?.to_str().ok());
@@ -191,7 +191,7 @@ impl Guard {
 }
 
 impl Guard {
-    /// The caller of a valid key that has not expired and is not used too often.
+    /// The caller, if the key has not expired and is not used too often.
     async fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
         if key.limits.has_expired(SystemTime::now()) {
             return Err(Refusal::new("expired key", StatusCode::UNAUTHORIZED, EXPIRED));
@@ -242,12 +242,12 @@ impl Refusal {
     }
 }
 
-/// The keys of a request, from both headers.
+/// A request's keys, from both headers.
 fn shown_keys(headers: &HeaderMap) -> Vec<&str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let bearer = text(AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
-        // The second is that of DeepL's clients.
+        // DeepL's clients send the second.
         let is_known = ["bearer", "deepl-auth-key"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
         is_known.then(|| key.trim())
     });

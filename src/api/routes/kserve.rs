@@ -1,4 +1,4 @@
-//! Routes of KServe v2, and health checks.
+//! KServe v2 routes, and health checks.
 
 use crate::api::{
     dialect::Dialect,

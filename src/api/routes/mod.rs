@@ -22,7 +22,7 @@ use super::{
     server,
 };
 
-/// The APIs, in the order of the page at `/docs`.
+/// The APIs, in the order of `/docs`.
 static APIS: [Api; 12] = [
     tei::TEI,
     openai::OPENAI,
@@ -84,13 +84,13 @@ fn all() -> impl Iterator<Item = &'static Route> {
     APIS.iter().flat_map(|api| api.routes)
 }
 
-/// Whether a request needs no credentials: it has an open path, and not the method of a route that needs them.
+/// Whether a request needs no credentials: its path is open, and no route with its method needs them.
 pub(super) fn is_open(path: &str, method: &Method) -> bool {
     let at_path = || all().filter(|route| route.path == path);
     at_path().any(|route| route.is_open) && at_path().all(|route| route.is_open || !route.method.is(method))
 }
 
-/// The error bodies of a path.
+/// A path's error bodies.
 pub(super) fn dialect(path: &str) -> Dialect {
     let by_route = APIS.iter().find(|api| api.routes.iter().any(|route| route.matches(path)));
     let has_prefix = |api: &&Api| api.prefix.is_some_and(|prefix| path.starts_with(prefix));
