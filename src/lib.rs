@@ -16,6 +16,7 @@ pub mod onnx_proto;
 pub mod pipeline;
 pub mod regular_file;
 pub mod repository;
+pub mod task;
 pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;

@@ -17,6 +17,7 @@ use crate::crate_boundaries::sources;
 const LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["api", "batch"],
+    &["task"],
     &["model"],
     &["repository"],
     &["pipeline"],

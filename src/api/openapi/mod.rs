@@ -182,9 +182,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{
-            classification::{
-                ClassifyParameters, ClassifyRequest, PredictRequest, ZeroShotParameters, ZeroShotRequest,
-            },
+            classification::{ClassifyRequest, PredictRequest, ZeroShotRequest},
             cohere::CohereEmbedRequest,
             embedding::{EmbedOptions, SimilarityRequest},
             generation::{HubGenerationRequest, HubParameters},
@@ -192,14 +190,16 @@ mod tests {
             openai::EmbeddingsRequest,
             ranking::{DocumentsRequest, RerankRequest},
             tasks::VertexRequest,
-            token_classification::{
-                FindEntitiesParameters, FindEntitiesRequest, LabelTokensParameters, LabelTokensRequest,
-            },
+            token_classification::{FindEntitiesRequest, LabelTokensRequest},
             tokens::{DecodeRequest, TokenizeRequest},
             translation::TranslateRequest,
             translators::{DeepLRequest, LibreTranslateRequest},
         },
         pipeline::generation::GenerationOptions,
+        task::{
+            classification::{ClassificationParameters, ZeroShotParameters},
+            entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        },
     };
 
     /// A deserializer that only records the fields of the expected struct.
@@ -238,7 +238,7 @@ mod tests {
     fn schemas_have_the_fields_of_requests() {
         let mut document = complete(&Access::Open).unwrap();
         let requests = [
-            ("ClassifyParameters", fields_of::<ClassifyParameters>()),
+            ("ClassifyParameters", fields_of::<ClassificationParameters>()),
             ("ClassifyRequest", fields_of::<ClassifyRequest>()),
             ("CohereEmbedRequest", fields_of::<CohereEmbedRequest>()),
             ("DecodeRequest", fields_of::<DecodeRequest>()),
@@ -246,10 +246,10 @@ mod tests {
             ("DocumentsRequest", fields_of::<DocumentsRequest>()),
             ("EmbedOptions", fields_of::<EmbedOptions>()),
             ("EmbeddingsRequest", fields_of::<EmbeddingsRequest>()),
-            ("FindEntitiesParameters", fields_of::<FindEntitiesParameters>()),
+            ("FindEntitiesParameters", fields_of::<ZeroShotEntitiesParameters>()),
             ("FindEntitiesRequest", fields_of::<FindEntitiesRequest>()),
             ("GenerationOptions", fields_of::<GenerationOptions>()),
-            ("LabelTokensParameters", fields_of::<LabelTokensParameters>()),
+            ("LabelTokensParameters", fields_of::<TokenClassificationParameters>()),
             ("LabelTokensRequest", fields_of::<LabelTokensRequest>()),
             ("LibreTranslateRequest", fields_of::<LibreTranslateRequest>()),
             ("OllamaEmbedRequest", fields_of::<OllamaEmbedRequest>()),
