@@ -675,7 +675,8 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
     let saved = || -> u64 {
         let state = fs::read_to_string(&checkpoint).unwrap_or_default();
-        let state: serde_json::Value = serde_json::from_str(state.lines().next().unwrap_or("0")).unwrap();
+        // After the hash.
+        let state: serde_json::Value = serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };
     let signals =
