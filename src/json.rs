@@ -3,6 +3,8 @@
 //! As a value tree, an object with one field takes a hundred times its own text, so that a body within the size limit
 //! could exhaust the machine's memory.
 
+use serde_json::Value;
+
 /// Limit: a multiple of the text size plus a constant. Real requests are far below.
 const MAX_FACTOR: usize = 6;
 const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
@@ -52,9 +54,22 @@ pub(crate) fn syntax(error: &serde_json::Error) -> String {
     error.to_string().replace("expected ident", "expected value")
 }
 
+/// A value's type in JSON, for errors.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(number) if number.is_u64() => "a number",
+        Value::Number(_) => "a number that is negative or not whole",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

@@ -11,11 +11,13 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod json;
+mod json_schemas;
 pub mod model;
 pub mod onnx_proto;
 pub mod pipeline;
 pub mod regular_file;
 pub mod repository;
+pub mod task;
 pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;

@@ -23,7 +23,7 @@ use kivu::{
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
-    pipeline::{Task, zero_shot::Labels},
+    pipeline::Task,
     repository::{
         bundle::MANIFEST,
         s3::{Store, Url},
@@ -83,9 +83,6 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         interrupt::Ended::Signalled(code) => return Ok(code),
     };
     require_options_of(&model, &parameters)?;
-    for labels in [&mut parameters.labels, &mut parameters.ignore_labels] {
-        *labels = labels.iter().flat_map(|labels| Labels::split(labels)).collect();
-    }
     let watcher = Arc::new(Bar::default());
     let job = Job {
         watcher: Arc::clone(&watcher) as _,
@@ -145,32 +142,9 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
 /// Refuses options without effect on the model.
 fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
-    let (is_embedding, labels_tokens) = (task == Task::FeatureExtraction, task == Task::TokenClassification);
-    let is_zero_shot = task == Task::ZeroShotClassification;
-    let takes_labels = is_zero_shot || model.manifest.zero_shot_entities.is_some();
-    let (is_ranking, translates) = (task == Task::TextRanking, task == Task::Translation);
-    let options = [
-        ("--labels", !parameters.labels.is_empty(), takes_labels),
-        ("--template", parameters.template.is_some(), is_zero_shot),
-        ("--multi-label", parameters.multi_label.is_some(), takes_labels),
-        ("--aggregation", parameters.aggregation.is_some(), labels_tokens && !takes_labels),
-        ("--ignore-labels", !parameters.ignore_labels.is_empty(), labels_tokens && !takes_labels),
-        ("--threshold", parameters.threshold.is_some(), labels_tokens && takes_labels),
-        ("--nested", parameters.flat.is_some(), labels_tokens && takes_labels),
-        ("--stride", parameters.stride.is_some(), labels_tokens),
-        ("--redact", parameters.redact.is_some(), labels_tokens),
-        ("--query", parameters.query.is_some(), is_ranking),
-        ("--source-language", parameters.source_language.is_some(), translates),
-        ("--target-language", parameters.target_language.is_some(), translates),
-        ("--dimensions", parameters.dimensions.is_some(), is_embedding),
-        ("--vector-type", parameters.vector_type.is_some(), is_embedding),
-        ("--outputs", !parameters.outputs.is_empty(), is_embedding),
-        ("--max-active-dims", parameters.max_active_dims.is_some(), is_embedding),
-        ("--words", parameters.words.is_some(), is_embedding),
-        ("--prompt", parameters.prompt.is_some(), is_embedding),
-    ];
-    match options.iter().find(|(_, is_set, has_effect)| *is_set && !has_effect) {
-        Some((option, ..)) => Err(Error::config(format!(
+    let query = (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
+    match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
+        Some(option) => Err(Error::config(format!(
             "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it; omit the option, \
              or choose another model",
             model.name

@@ -19,8 +19,8 @@ use crate::{
         embedding::{EmbeddingPipeline, VectorKind},
         ranking::RankingPipeline,
     },
+    task::Scope,
     telemetry::Prometheus,
-    tokenizer::{Side, Truncation},
 };
 
 tokio::task_local! {
@@ -117,11 +117,10 @@ impl App {
         }
         let (name, suffix) = name.rsplit_once(':')?;
         let model = named(name)?;
-        match &model.pipeline {
-            _ if suffix == "latest" => Some((model, None)),
-            Pipeline::Embedding(pipeline) => Some((model, pipeline.prompt_name(suffix).ok()?)),
-            _ => None,
+        if suffix == "latest" {
+            return Some((model, None));
         }
+        Some((model, model.pipeline.embedding()?.prompt_name(suffix).ok()?))
     }
 
     /// The model of this name, which must be for `task`, or the first model for it.
@@ -160,36 +159,24 @@ impl App {
         kind: VectorKind,
     ) -> Result<(&Model, &EmbeddingPipeline)> {
         let with = |kind: Option<VectorKind>| {
-            self.pipeline(name, Task::FeatureExtraction, |pipeline| match pipeline {
-                Pipeline::Embedding(pipeline) => {
-                    kind.is_none_or(|kind| pipeline.settings().has(kind)).then_some(pipeline)
-                }
-                _ => None,
-            })
+            let has = |pipeline: &&EmbeddingPipeline| kind.is_none_or(|kind| pipeline.settings().has(kind));
+            self.pipeline(name, Task::FeatureExtraction, |pipeline| pipeline.embedding().filter(has))
         };
         with(Some(kind)).or_else(|_| with(None))
     }
 
     pub(super) fn classification(&self, name: Option<&str>) -> Result<(&Model, &ClassificationPipeline)> {
-        self.pipeline(name, Task::TextClassification, |pipeline| match pipeline {
-            Pipeline::Classification(pipeline) => Some(pipeline),
-            _ => None,
-        })
+        self.pipeline(name, Task::TextClassification, Pipeline::classification)
     }
 
     /// The ranking model of this name, or the first one. Embedding models rank too; without a name, they come after all
     /// others, those with multi-vectors first.
     pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
-        let ranking = |pipeline: &Pipeline| match pipeline {
-            Pipeline::Ranking(pipeline) => Some(pipeline.clone()),
-            _ => None,
-        };
+        let ranking = |pipeline: &Pipeline| pipeline.ranking().cloned();
         let with = |kind| {
-            move |pipeline: &Pipeline| match pipeline {
-                Pipeline::Embedding(pipeline) if pipeline.settings().has(kind) => {
-                    Some(RankingPipeline::Embedding(pipeline.clone()))
-                }
-                _ => None,
+            move |pipeline: &Pipeline| {
+                let embedding = pipeline.embedding().filter(|pipeline| pipeline.settings().has(kind));
+                embedding.cloned().map(RankingPipeline::Embedding)
             }
         };
         let task = Task::TextRanking;
@@ -199,13 +186,10 @@ impl App {
         })
     }
 
-    /// The truncation of a request: its own choice, or that of the configuration.
-    pub(super) fn truncation(&self, truncate: Option<bool>, side: Option<Side>) -> Truncation {
-        if truncate.unwrap_or(self.limits.truncate) {
-            Truncation::At(side.unwrap_or_default())
-        } else {
-            Truncation::Off
-        }
+    /// Defaults and limits of a request.
+    pub(super) fn scope(&self) -> Scope {
+        let Limits { truncate, values, texts, .. } = self.limits;
+        Scope { truncate, max_values: values, max_parts: texts, max_labels: texts }
     }
 
     /// Rejects `path` if pages are turned off.

@@ -11,40 +11,33 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::{OneOrMany, characters, predictions, with_usage},
-    schemas::{OneOrManyClassified, Pairs, Texts},
 };
 use crate::{
     error::{Error, Result},
+    json_schemas::{OneOrManyClassified, Pairs, Texts},
     pipeline::{
-        Input,
-        classification::ClassificationPipeline,
-        scores::ScoreFunction,
-        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
+        Input, classification::ClassificationPipeline, scores::ScoreFunction, zero_shot::ZeroShotPipeline,
     },
-    tokenizer::{Side, Truncation},
+    task::{
+        Scope,
+        classification::{ClassificationParameters, ZeroShotClassifier, ZeroShotParameters},
+    },
+    tokenizer::Side,
 };
 
-/// The inputs of a request, and how they are scored.
-struct Classification {
-    inputs: Vec<Input>,
-    /// Whether the response holds one list of labels instead of one for each input.
-    is_single: bool,
-    truncation: Truncation,
-    /// The model's own by default.
-    function: Option<ScoreFunction>,
-    /// Number of labels to return; all by default.
-    top: Option<usize>,
-}
-
-async fn classify(context: &Context, pipeline: &ClassificationPipeline, request: Classification) -> Reply {
-    let Classification { inputs, is_single, truncation, function, top } = request;
+/// Scores inputs. The response holds one list of labels for a single input, instead of one for each.
+async fn classify(
+    context: &Context,
+    pipeline: &ClassificationPipeline,
+    (inputs, is_single): (Vec<Input>, bool),
+    parameters: &ClassificationParameters,
+) -> Reply {
+    let classifier = parameters.prepare(pipeline, &context.scope())?;
     let characters = characters(inputs.iter().flat_map(Input::texts));
-    let logits = pipeline.logits(inputs, truncation, context.deadline).await?;
-    let settings = pipeline.settings();
-    let function = function.unwrap_or(settings.function);
-    let rows = logits.rows.iter().map(|row| predictions(&settings.labels, &function.apply(row), top));
+    let scores = classifier.run(inputs, context.deadline).await?;
+    let rows = scores.rows.iter().map(|row| predictions(classifier.labels(), row, classifier.top));
     let answer = OneOrMany::new(rows.collect(), is_single);
-    Ok(with_usage(context, &answer, &logits.usage, characters))
+    Ok(with_usage(context, &answer, &scores.usage, characters))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -71,10 +64,14 @@ pub(super) async fn predict_with(
     pipeline: &ClassificationPipeline,
     body: PredictRequest,
 ) -> Reply {
-    let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
-    let truncation = context.app.truncation(body.truncate, body.truncation_direction);
-    let function = body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None);
-    classify(context, pipeline, Classification { inputs, is_single, truncation, function, top: None }).await
+    let inputs = predict_inputs(body.inputs, &context.texts)?;
+    let parameters = ClassificationParameters {
+        function_to_apply: body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None),
+        truncate: body.truncate,
+        truncation_direction: body.truncation_direction,
+        ..ClassificationParameters::default()
+    };
+    classify(context, pipeline, inputs, &parameters).await
 }
 
 /// Inputs in TEI's format, and whether there is a single one outside a list.
@@ -110,19 +107,7 @@ fn one_or_two(field: impl Display, value: Value) -> Result<Input> {
 pub(super) struct ClassifyRequest {
     #[schemars(with = "OneOrManyClassified")]
     inputs: Value,
-    parameters: Option<ClassifyParameters>,
-}
-
-#[derive(Default, Deserialize, JsonSchema)]
-#[serde(expecting = "an object")]
-pub(super) struct ClassifyParameters {
-    /// The model's own by default.
-    function_to_apply: Option<ScoreFunction>,
-    /// Number of labels to return; all by default.
-    #[schemars(range(min = 1))]
-    top_k: Option<usize>,
-    truncate: Option<bool>,
-    truncation_direction: Option<Side>,
+    parameters: Option<ClassificationParameters>,
 }
 
 /// Returns a list for each input, even for a single one, as both official clients expect.
@@ -132,13 +117,7 @@ pub(super) async fn classify_with(
     body: ClassifyRequest,
 ) -> Reply {
     let inputs = classify_inputs(body.inputs, &context.texts)?;
-    let parameters = body.parameters.unwrap_or_default();
-    if parameters.top_k == Some(0) {
-        return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0").into());
-    }
-    let truncation = context.app.truncation(parameters.truncate, parameters.truncation_direction);
-    let (function, top) = (parameters.function_to_apply, parameters.top_k);
-    classify(context, pipeline, Classification { inputs, is_single: false, truncation, function, top }).await
+    classify(context, pipeline, (inputs, false), &body.parameters.unwrap_or_default()).await
 }
 
 /// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
@@ -179,18 +158,6 @@ pub(super) struct ZeroShotRequest {
     parameters: ZeroShotParameters,
 }
 
-#[derive(Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `candidate_labels`")]
-pub(super) struct ZeroShotParameters {
-    /// A list, or a text with commas between the labels.
-    #[schemars(with = "Texts")]
-    candidate_labels: Value,
-    /// A sentence in which `{}` is replaced by each label.
-    hypothesis_template: Option<String>,
-    /// Whether labels are scored independently.
-    multi_label: Option<bool>,
-}
-
 pub(super) async fn zero_shot_with(
     context: &Context,
     pipeline: &ZeroShotPipeline,
@@ -198,42 +165,26 @@ pub(super) async fn zero_shot_with(
 ) -> Reply {
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let parameters = body.parameters;
-    let max_labels = max_labels(&context.texts, texts.len());
-    let labels = inputs::labels("parameters.candidate_labels", parameters.candidate_labels, max_labels)?;
-    let options = zero_shot_options(
-        labels,
-        texts.len(),
-        &context.texts,
-        parameters.hypothesis_template,
-        parameters.multi_label,
-    )?;
-    let (scores, usage) = pipeline.score(&texts, &options, context.deadline).await?;
-    let rows = scores.iter().map(|scores| predictions(options.labels.as_slice(), scores, None));
+    let limits = (&context.texts, context.scope());
+    let classifier = prepare_zero_shot(pipeline, texts.len(), &body.parameters, limits)?;
+    let scores = classifier.run(&texts, context.deadline).await?;
+    let rows = scores.rows.iter().map(|scores| predictions(classifier.labels(), scores, None));
     let answer = OneOrMany::new(rows.collect(), is_single);
-    Ok(with_usage(context, &answer, &usage, characters(texts.iter().map(String::as_str))))
+    Ok(with_usage(context, &answer, &scores.usage, characters(texts.iter().map(String::as_str))))
 }
 
-/// Each text is scored with each label, so their product is limited.
-fn max_labels(limit: &TextLimit, texts: usize) -> usize {
-    (limit.max() / texts.max(1)).max(1)
-}
-
-/// Checks labels and template, and counts the pairs of texts and labels.
-pub(super) fn zero_shot_options(
-    labels: Vec<String>,
+/// Checks the parameters, and counts the pairs of texts and labels: each text is scored with each label, so their product
+/// is limited.
+pub(super) fn prepare_zero_shot(
+    pipeline: &ZeroShotPipeline,
     texts: usize,
-    limit: &TextLimit,
-    template: Option<String>,
-    multi_label: Option<bool>,
-) -> Result<ZeroShotOptions> {
-    let labels = Labels::new(labels, max_labels(limit, texts))?;
-    limit.count_more(texts * (labels.as_slice().len() - 1))?;
-    Ok(ZeroShotOptions {
-        labels,
-        template: Template::new(template.unwrap_or_else(|| TEMPLATE.to_owned()))?,
-        multi_label: multi_label.unwrap_or(false),
-    })
+    parameters: &ZeroShotParameters,
+    (limit, scope): (&TextLimit, Scope),
+) -> Result<ZeroShotClassifier> {
+    let max_labels = (limit.max() / texts.max(1)).max(1);
+    let classifier = parameters.prepare(pipeline, &Scope { max_labels, ..scope })?;
+    limit.count_more(texts * (classifier.labels().len() - 1))?;
+    Ok(classifier)
 }
 
 #[cfg(test)]

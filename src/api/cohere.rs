@@ -11,13 +11,14 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
-    schemas::{Object, Texts},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
-    pipeline::{Input, embedding::EmbeddingOptions},
-    tokenizer::{Side, Truncation},
+    json_schemas::{Object, Texts},
+    pipeline::{Input, embedding::VectorKind},
+    task::{Scope, embedding::EmbeddingParameters},
+    tokenizer::Side,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -115,29 +116,33 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
     let is_list = version == "1" && body.embedding_types.is_none();
     let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
-    let dimensions = body.output_dimension;
-    let forms = types
-        .iter()
-        .map(|format| Ok((format.name(), Form::new(pipeline, Some(*format), None, dimensions, Some(true))?)));
-    let forms: BTreeMap<_, _> = forms.collect::<Result<_>>()?;
+    let (truncate, truncation_direction) = match body.truncate {
+        Some(Truncate::None) => (Some(false), None),
+        Some(Truncate::Start) => (Some(true), Some(Side::Left)),
+        Some(Truncate::End) => (Some(true), Some(Side::Right)),
+        None => (None, None),
+    };
+    let mut parameters = EmbeddingParameters {
+        truncate,
+        truncation_direction,
+        normalize: Some(true),
+        dimensions: body.output_dimension,
+        outputs: Some(vec![VectorKind::Dense]),
+        ..EmbeddingParameters::default()
+    };
+    let scope = context.scope();
+    let form = |format: &EncodingFormat| {
+        let of_type = EmbeddingParameters { output_dtype: format.vector_type(), ..parameters.clone() };
+        Ok((format.name(), Form::new(&of_type.prepare(pipeline, &scope)?, Some(*format))))
+    };
+    let forms: BTreeMap<_, _> = types.iter().map(form).collect::<Result<_>>()?;
     let texts = texts(body.texts, body.inputs, &context.texts)?;
-    let prompt_name = match body.input_type {
+    parameters.prompt_name = match body.input_type {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => app.named_prompt(name),
     };
-    let options = EmbeddingOptions {
-        truncation: match body.truncate {
-            Some(Truncate::None) => Truncation::Off,
-            Some(Truncate::Start) => Truncation::At(Side::Left),
-            Some(Truncate::End) => Truncation::At(Side::Right),
-            None => app.truncation(None, None),
-        },
-        normalize: Some(true),
-        prompt_name,
-        dimensions,
-        // Each type is a part of the response.
-        max_values: app.limits.values / forms.len(),
-    };
+    // Each type is a part of the response.
+    let options = parameters.options(&Scope { max_values: scope.max_values / forms.len(), ..scope });
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
     let of_type = |form: &Form| found.vectors.iter().map(|vector| form.apply(vector.clone())).collect();

@@ -10,20 +10,19 @@ use super::{
     rejection::Reply,
     request::{self, Call, Context, model_name},
     response::{characters, with_usage},
-    schemas::{Inputs, OneText, Texts},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
+    json_schemas::{Inputs, OneText, Texts},
     pipeline::{
         Input,
-        embedding::{
-            EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors, VectorKind,
-        },
+        embedding::{EmbeddingPipeline, Embeddings, TextVectors, VectorKind},
         pooling::cosine,
         sparse::SparseVector,
         vectors::VectorType,
     },
+    task::embedding::{Embedder, EmbeddingParameters},
     tokenizer::Side,
 };
 
@@ -77,18 +76,18 @@ impl EmbedOptions {
         inputs::above_zero("max_active_dims", self.max_active_dims)
     }
 
-    fn form(&self, pipeline: &EmbeddingPipeline) -> Result<Form> {
-        Form::new(pipeline, self.encoding_format, self.output_dtype, self.dimensions, self.normalize)
-    }
-
     /// TEI normalizes by default, whatever the model's own settings. `model` is the name that selects the model.
-    fn resolve(self, app: &App, model: Option<&str>) -> EmbeddingOptions {
-        EmbeddingOptions {
-            truncation: app.truncation(self.truncate, self.truncation_direction),
-            normalize: Some(self.normalize.unwrap_or(true)),
+    fn parameters(self, app: &App, model: Option<&str>) -> EmbeddingParameters {
+        EmbeddingParameters {
+            truncate: self.truncate,
+            truncation_direction: self.truncation_direction,
             prompt_name: self.prompt_name.or_else(|| app.named_prompt(model)),
+            normalize: Some(self.normalize.unwrap_or(true)),
             dimensions: self.dimensions,
-            max_values: app.limits.values,
+            output_dtype: self.output_dtype.or_else(|| self.encoding_format?.vector_type()),
+            outputs: self.outputs,
+            max_active_dims: self.max_active_dims,
+            words: self.words,
         }
     }
 }
@@ -128,14 +127,9 @@ pub(super) struct VectorsByKind {
     multi_vector: Option<Vec<Vec<f32>>>,
 }
 
-fn sparse_values(
-    pipeline: &EmbeddingPipeline,
-    vector: SparseVector,
-    words: Option<bool>,
-) -> Vec<SparseValue> {
-    let tokenizer = pipeline.encoder().tokenizer();
-    let word = |id| if words == Some(true) { tokenizer.token(id) } else { None };
-    vector.0.into_iter().map(|(index, value)| SparseValue { index, value, word: word(index) }).collect()
+fn sparse_values(embedder: &Embedder, vector: SparseVector) -> Vec<SparseValue> {
+    let value = |(index, value)| SparseValue { index, value, word: embedder.word(index) };
+    vector.0.into_iter().map(value).collect()
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -178,15 +172,25 @@ pub(super) async fn embed_with(
     name: Option<&str>,
     body: Value,
 ) -> Reply {
-    let (inputs, characters, mut options) = parse(context, body)?;
-    if let Some(kinds) = options.outputs.take() {
-        return embed_kinds(context, pipeline, name, (inputs, characters, options), kinds).await;
+    let (inputs, characters, options) = parse(context, body)?;
+    let (format, has_outputs) = (options.encoding_format, options.outputs.is_some());
+    let mut parameters = options.parameters(&context.app, name);
+    parameters.outputs.get_or_insert_with(|| vec![VectorKind::Dense]);
+    let embedder = parameters.prepare(pipeline, &context.scope())?;
+    let form = Form::new(&embedder, format);
+    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
+    if !has_outputs {
+        let dense = vectors.into_iter().filter_map(|text| text.dense);
+        let vectors: Vec<_> = dense.map(|vector| form.apply(vector)).collect();
+        return Ok(with_usage(context, &vectors, &usage, characters));
     }
-    let form = options.form(pipeline)?;
-    let options = options.resolve(&context.app, name);
-    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
-    let vectors: Vec<_> = embeddings.vectors.into_iter().map(|vector| form.apply(vector)).collect();
-    Ok(with_usage(context, &vectors, &embeddings.usage, characters))
+    let by_kind = |TextVectors { dense, sparse, multi_vector }| VectorsByKind {
+        dense: dense.map(|vector| form.apply(vector)),
+        sparse: sparse.map(|vector| sparse_values(&embedder, vector)),
+        multi_vector,
+    };
+    let vectors: Vec<_> = vectors.into_iter().map(by_kind).collect();
+    Ok(with_usage(context, &vectors, &usage, characters))
 }
 
 /// Embeds with a model, as the route of the first kind of its vectors does.
@@ -208,29 +212,6 @@ pub(super) async fn embed_by_default(
     }
 }
 
-/// Several kinds of vectors from one run, an object for each text.
-async fn embed_kinds(
-    context: &Context,
-    pipeline: &EmbeddingPipeline,
-    name: Option<&str>,
-    (inputs, characters, options): (Vec<Input>, usize, EmbedOptions),
-    kinds: Vec<VectorKind>,
-) -> Reply {
-    let form = kinds.contains(&VectorKind::Dense).then(|| options.form(pipeline)).transpose()?;
-    let requested = RequestedVectors { kinds, max_active_dims: options.max_active_dims };
-    let words = options.words;
-    let options = options.resolve(&context.app, name);
-    let Embeddings { vectors, usage } =
-        pipeline.embed_kinds(inputs, &requested, &options, context.deadline).await?;
-    let by_kind = |TextVectors { dense, sparse, multi_vector }| VectorsByKind {
-        dense: form.as_ref().zip(dense).map(|(form, vector)| form.apply(vector)),
-        sparse: sparse.map(|vector| sparse_values(pipeline, vector, words)),
-        multi_vector,
-    };
-    let vectors: Vec<_> = vectors.into_iter().map(by_kind).collect();
-    Ok(with_usage(context, &vectors, &usage, characters))
-}
-
 /// Embed texts as token weights
 pub(super) async fn embed_sparse(Call(context, body): Call<Value>) -> Reply {
     let name = model_name(&body).map(str::to_owned);
@@ -246,13 +227,12 @@ async fn embed_sparse_with(
 ) -> Reply {
     let (inputs, characters, options) = parse(context, body)?;
     inputs::above_zero("dimensions", options.dimensions)?;
-    let (max_active_dims, words) = (options.max_active_dims, options.words);
-    let requested = RequestedVectors { kinds: vec![VectorKind::Sparse], max_active_dims };
-    let options = options.resolve(&context.app, name);
-    let Embeddings { vectors, usage } =
-        pipeline.embed_kinds(inputs, &requested, &options, context.deadline).await?;
+    let outputs = Some(vec![VectorKind::Sparse]);
+    let parameters = EmbeddingParameters { outputs, ..options.parameters(&context.app, name) };
+    let embedder = parameters.prepare(pipeline, &context.scope())?;
+    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let values = vectors.into_iter().filter_map(|text| text.sparse);
-    let vectors: Vec<_> = values.map(|vector| sparse_values(pipeline, vector, words)).collect();
+    let vectors: Vec<_> = values.map(|vector| sparse_values(&embedder, vector)).collect();
     Ok(with_usage(context, &vectors, &usage, characters))
 }
 
@@ -281,7 +261,7 @@ async fn embed_all_with(
 ) -> Reply {
     let (inputs, characters, options) = parse(context, body)?;
     inputs::above_zero("dimensions", options.dimensions)?;
-    let options = options.resolve(&context.app, name);
+    let options = options.parameters(&context.app, name).options(&context.scope());
     let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
     Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
 }
@@ -299,7 +279,6 @@ pub(super) async fn similarity_with(
     name: Option<&str>,
     body: SimilarityRequest,
 ) -> Reply {
-    let app = &context.app;
     // The source sentence is one of the texts of the request.
     let [one, others] =
         [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));
@@ -309,7 +288,7 @@ pub(super) async fn similarity_with(
     let inputs = texts.into_iter().map(Input::Text).collect();
     let options = body.parameters.unwrap_or_default();
     options.check()?;
-    let options = options.resolve(app, name);
+    let options = options.parameters(&context.app, name).options(&context.scope());
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
     let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();

@@ -9,12 +9,15 @@ use super::{
     rejection::Reply,
     request::{self, Context},
     response::{characters, with_usage},
-    schemas::Texts,
 };
-use crate::pipeline::{
-    Task,
-    generation::GenerationOptions,
-    seq2seq::{GeneratedText, Seq2SeqOptions, Seq2SeqPipeline, Split},
+use crate::{
+    json_schemas::Texts,
+    pipeline::{
+        Task,
+        generation::GenerationOptions,
+        seq2seq::{GeneratedText, Seq2SeqPipeline, Split},
+    },
+    task::text_to_text::TextToTextParameters,
 };
 
 /// The model hub's body for a model that generates texts.
@@ -80,25 +83,24 @@ pub(super) async fn generate_with(
 ) -> Reply {
     gather(&mut body);
     let body: HubGenerationRequest = request::from_value(body)?;
-    let app = &context.app;
     let is_single = body.inputs.is_string();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let characters = characters(texts.iter().map(String::as_str));
     let parameters = body.parameters.unwrap_or_default();
     let (split, truncate) = match parameters.truncation {
-        Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), true),
-        Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, false),
-        None => (None, app.limits.truncate),
+        Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), Some(true)),
+        Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, Some(false)),
+        None => (None, None),
     };
-    let options = Seq2SeqOptions {
-        source: parameters.src_lang,
-        target: parameters.tgt_lang,
+    let parameters = TextToTextParameters {
+        src_lang: parameters.src_lang,
+        tgt_lang: parameters.tgt_lang,
         split,
         truncate,
-        clean_up_spaces: parameters.clean_up_tokenization_spaces.unwrap_or(false),
-        generation: parameters.generate_parameters.unwrap_or_default(),
-        max_sentences: context.max_parts,
+        clean_up_tokenization_spaces: parameters.clean_up_tokenization_spaces,
+        generate_parameters: parameters.generate_parameters,
     };
+    let options = parameters.options(&context.scope());
     let generated = pipeline.generate(texts, &options, context.deadline).await?;
     let field = match task {
         Task::Translation => "translation_text",

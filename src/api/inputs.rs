@@ -10,9 +10,11 @@ use std::{
 
 use serde_json::Value;
 
+pub(super) use crate::task::count;
 use crate::{
     error::{Error, Result},
-    pipeline::{Input, zero_shot::Labels},
+    json::kind,
+    pipeline::Input,
 };
 
 /// The number of texts that a request may have, and that it may still have: a request may consist of several, which
@@ -126,28 +128,6 @@ pub(super) fn text(field: impl Display, value: Value) -> Result<String> {
     }
 }
 
-/// A list of labels, or a string with commas between them, of any length. The pipeline checks that there is one.
-pub(super) fn labels(field: &str, value: Value, limit: usize) -> Result<Vec<String>> {
-    let check = |found: usize| match found {
-        0 => Ok(()),
-        found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
-    };
-    match value {
-        Value::String(labels) => {
-            check(Labels::parts(&labels).count())?;
-            Ok(Labels::split(&labels))
-        }
-        Value::Array(values) => {
-            check(values.len())?;
-            items(&field, values, |place, value| match value {
-                Value::String(label) => Ok(label),
-                other => Err(unexpected(place, "a string", &other)),
-            })
-        }
-        other => Err(unexpected(field, "a list of strings, or a string with commas", &other)),
-    }
-}
-
 /// Token ids or token id lists: 1 to `limit` lists, none of them empty.
 pub(super) fn id_lists(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Vec<u32>>> {
     let inputs = read(field, value, limit)?.into_iter().map(|input| match input {
@@ -157,16 +137,6 @@ pub(super) fn id_lists(field: &str, value: Value, limit: &TextLimit) -> Result<V
         }
     });
     inputs.collect()
-}
-
-/// Checks that a number of values is between 1 and `limit`.
-pub(super) fn count(field: impl Display, found: usize, limit: usize) -> Result<()> {
-    let message = || format!("expected 1 to {limit} `{field}`, but found {found}");
-    match found {
-        0 => Err(Error::invalid(message())),
-        _ if found > limit => Err(Error::too_large(message())),
-        _ => Ok(()),
-    }
 }
 
 /// Refuses 0.
@@ -196,18 +166,6 @@ fn ids(field: &dyn Display, values: Vec<Value>) -> Result<Vec<u32>> {
 
 fn unexpected(field: impl Display, expected: &str, found: &Value) -> Error {
     Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_u64() => "a number",
-        Value::Number(_) => "a number that is negative or not whole",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
 }
 
 #[cfg(test)]
@@ -260,19 +218,5 @@ mod tests {
         insta::assert_snapshot!(read(json!(["d", "e"])).unwrap_err(), @"expected at most 4 texts in the request, but found more");
         assert!(read(json!("d")).is_ok(), "refused texts are not counted");
         assert!(read(json!("e")).is_err());
-    }
-
-    #[test]
-    fn labels_are_counted_before_they_are_read() {
-        let refusal = |value: Value| labels("parameters.candidate_labels", value, 3).unwrap_err().to_string();
-        let commas = ",a ,".repeat(1_000_000);
-        let bytes = allocation_counter::measure(|| drop(labels("labels", json!(commas), 3))).bytes_max;
-        assert!(bytes < 3 * commas.len() as u64, "{bytes}");
-        let messages = [refusal(json!(commas)), refusal(json!(vec![7; 4])), refusal(json!(["a", 7]))];
-        insta::assert_snapshot!(messages.join("\n"), @r"
-        expected 1 to 3 `candidate_labels`, but found 1000000
-        expected 1 to 3 `candidate_labels`, but found 4
-        expected `parameters.candidate_labels[1]` to be a string, but found a number
-        ");
     }
 }

@@ -27,7 +27,6 @@ mod request;
 mod response;
 mod route;
 mod routes;
-mod schemas;
 mod server;
 mod startup;
 mod task_schemas;

@@ -13,12 +13,13 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
-    schemas::{Object, OptionalText, OptionalTexts},
 };
 use crate::{
     error::Result,
-    model::{Model, Pipeline},
-    pipeline::embedding::{EmbeddingOptions, Embeddings},
+    json_schemas::{Object, OptionalText, OptionalTexts},
+    model::Model,
+    pipeline::embedding::Embeddings,
+    task::embedding::EmbeddingParameters,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -122,15 +123,20 @@ pub(super) struct Version {
 /// Embed texts, as Ollama does
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let app = &context.app;
-    let options = EmbeddingOptions {
-        truncation: app.truncation(body.truncate, None),
+    let parameters = EmbeddingParameters {
+        truncate: body.truncate,
         normalize: Some(true),
         dimensions: body.dimensions,
-        ..options(app, body.model.as_deref())
+        prompt_name: app.named_prompt(body.model.as_deref()),
+        ..EmbeddingParameters::default()
     };
-    let (model, found) =
-        embed_with(&context, body.model.as_deref(), ("input", body.input, context.texts.clone()), &options)
-            .await?;
+    let (model, found) = embed_with(
+        &context,
+        body.model.as_deref(),
+        ("input", body.input, context.texts.clone()),
+        &parameters,
+    )
+    .await?;
     let answer = EmbedResponse {
         model: &model.name,
         embeddings: found.vectors,
@@ -143,33 +149,24 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
 pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
-    let options = options(&context.app, body.model.as_deref());
+    let prompt_name = context.app.named_prompt(body.model.as_deref());
+    let parameters = EmbeddingParameters { prompt_name, ..EmbeddingParameters::default() };
     let (_, mut found) = embed_with(
         &context,
         body.model.as_deref(),
         ("prompt", body.prompt, context.texts.at_most(1)),
-        &options,
+        &parameters,
     )
     .await?;
     let answer = EmbeddingsResponse { embedding: found.vectors.pop().unwrap_or_default() };
     Ok(with_backend(&answer, found.usage.location))
 }
 
-fn options(app: &App, model: Option<&str>) -> EmbeddingOptions {
-    EmbeddingOptions {
-        truncation: app.truncation(None, None),
-        normalize: None,
-        prompt_name: app.named_prompt(model),
-        dimensions: None,
-        max_values: app.limits.values,
-    }
-}
-
 async fn embed_with<'a>(
     context: &'a Context,
     name: Option<&str>,
     (field, texts, limit): (&str, Value, TextLimit),
-    options: &EmbeddingOptions,
+    parameters: &EmbeddingParameters,
 ) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
     let (model, pipeline) = context.app.embedding(name)?;
     let is_empty = match &texts {
@@ -183,7 +180,7 @@ async fn embed_with<'a>(
     }
     let texts = inputs::texts(field, texts, &limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
-    Ok((model, pipeline.embed(inputs, options, context.deadline).await?))
+    Ok((model, pipeline.embed(inputs, &parameters.options(&context.scope()), context.deadline).await?))
 }
 
 /// List the models, as Ollama does
@@ -205,9 +202,7 @@ pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<
     let mut info = json!({ "general.architecture": family });
     info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();
     let mut capabilities = Vec::new();
-    if let Pipeline::Embedding(pipeline) = &model.pipeline
-        && let Some(dense) = &pipeline.settings().dense
-    {
+    if let Some(dense) = model.pipeline.embedding().and_then(|pipeline| pipeline.settings().dense.as_ref()) {
         info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");
     }

@@ -13,13 +13,14 @@ use super::{
     rejection::Reply,
     request::{Call, InPath},
     response::{TokenUsage, with_backend},
-    schemas::InputsOrObjects,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    pipeline::{Input, chunks::Chunks, embedding::EmbeddingOptions, vectors::VectorType},
+    json_schemas::InputsOrObjects,
+    pipeline::{Input, chunks::Chunks, embedding::VectorKind, vectors::VectorType},
+    task::embedding::EmbeddingParameters,
     tokenizer::cl100k,
 };
 
@@ -148,25 +149,27 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
-    let dimensions = body.dimensions.or(body.output_dimension);
     let format = body.encoding_format.or(body.embedding_type);
-    let form = Form::new(pipeline, format, body.output_dtype, dimensions, body.normalized)?;
     let of_role = match body.input_type.or(body.task) {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => app.named_prompt(name),
     };
-    let options = EmbeddingOptions {
-        truncation: app.truncation(body.truncate.or(body.truncation), None),
-        normalize: Some(body.normalized.unwrap_or(true)),
+    let parameters = EmbeddingParameters {
+        truncate: body.truncate.or(body.truncation),
         prompt_name: body.prompt_name.or(of_role),
-        dimensions,
-        max_values: app.limits.values,
+        normalize: Some(body.normalized.unwrap_or(true)),
+        dimensions: body.dimensions.or(body.output_dimension),
+        output_dtype: body.output_dtype.or_else(|| format?.vector_type()),
+        outputs: Some(vec![VectorKind::Dense]),
+        ..EmbeddingParameters::default()
     };
+    let embedder = parameters.prepare(pipeline, &context.scope())?;
+    let (form, options) = (Form::new(&embedder, format), &embedder.options);
     let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
     let chunks = late_chunking.chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline).await?;
     let embeddings = match &chunks {
-        None => pipeline.embed(inputs, &options, context.deadline).await?,
-        Some(chunks) => pipeline.embed_chunks(chunks, &options, context.deadline).await?,
+        None => pipeline.embed(inputs, options, context.deadline).await?,
+        Some(chunks) => pipeline.embed_chunks(chunks, options, context.deadline).await?,
     };
     let spans = match (late_chunking, chunks) {
         (LateChunking::Sentences(_), Some(chunks)) => chunks.spans(),

@@ -9,15 +9,12 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::{Rank, TokenUsage, characters, with_backend, with_usage},
-    schemas::{Object, Text, TextOrObject, Texts},
 };
 use crate::{
     error::{Error, Result},
-    pipeline::{
-        Usage,
-        ranking::{RankingOptions, RankingPipeline},
-        scores::descending,
-    },
+    json_schemas::{Object, Text, TextOrObject, Texts},
+    pipeline::{Usage, ranking::RankingPipeline, scores::descending},
+    task::ranking::RankingParameters,
     tokenizer::Side,
 };
 
@@ -33,11 +30,11 @@ struct Ranked {
 async fn rank(
     context: &Context,
     pipeline: &RankingPipeline,
-    query: String,
-    texts: Vec<String>,
-    options: RankingOptions,
+    (query, texts): (String, Vec<String>),
+    parameters: &RankingParameters,
 ) -> Result<Ranked> {
-    let (scores, usage) = pipeline.score(query, texts.clone(), options, context.deadline).await?;
+    let ranker = parameters.prepare(pipeline, &context.scope());
+    let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
     Ok(Ranked { texts, order: descending(&scores), scores, usage })
 }
 
@@ -64,15 +61,12 @@ pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
 }
 
 pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
-    let app = &context.app;
     let query = inputs::text("query", body.query)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
-    let options = RankingOptions {
-        truncation: app.truncation(body.truncate, body.truncation_direction),
-        raw_scores: body.raw_scores.unwrap_or(false),
-    };
+    let RerankRequest { truncate, truncation_direction, raw_scores, .. } = body;
+    let parameters = RankingParameters { raw_scores, truncate, truncation_direction };
     let characters = characters([&query].into_iter().chain(&texts).map(String::as_str));
-    let ranked = rank(context, pipeline, query, texts, options).await?;
+    let ranked = rank(context, pipeline, (query, texts), &parameters).await?;
     let with_text = body.return_text.unwrap_or(false);
     let ranks = ranked.order.iter().map(|&index| Rank {
         index,
@@ -147,8 +141,8 @@ async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&s
         }
     }
     let (model, pipeline) = app.ranking(body.model.as_deref())?;
-    let options = RankingOptions { truncation: app.truncation(body.truncation, None), raw_scores: false };
-    let mut ranked = rank(context, &pipeline, query, documents, options).await?;
+    let parameters = RankingParameters { truncate: body.truncation, ..RankingParameters::default() };
+    let mut ranked = rank(context, &pipeline, (query, documents), &parameters).await?;
     ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
 }

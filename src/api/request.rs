@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE, request::Parts},
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     app::App,
@@ -17,7 +17,7 @@ use super::{
     objects::Objects,
     rejection::Rejection,
 };
-use crate::{backend::Deadline, error::Error, json};
+use crate::{backend::Deadline, error::Error, json, task::Scope};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced, since ids are logged.
@@ -75,6 +75,11 @@ impl Context {
     fn new(app: &Arc<App>, deadline: Deadline, started: Instant, memory: RequestMemory) -> Self {
         let (texts, max_parts) = (TextLimit::new(app.limits.texts), app.limits.texts);
         Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: Arc::new(memory) }
+    }
+
+    /// Defaults and limits of the request.
+    pub(super) fn scope(&self) -> Scope {
+        Scope { max_parts: self.max_parts, ..self.app.scope() }
     }
 
     /// The context of each of `count` requests in one, which share its limits.
@@ -285,6 +290,16 @@ pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
     serde_path_to_error::deserialize(Objects(value)).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, error.inner())
+    })
+}
+
+/// Deserializes the parameters of a request by tensors; errors name the parameter.
+pub(super) fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
+    serde_path_to_error::deserialize(Objects(Value::Object(parameters))).map_err(|error| {
+        let path = error.path().to_string();
+        let (name, within) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
+        let within = if within.is_empty() { "." } else { within.trim_start_matches('.') };
+        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, error.inner())))
     })
 }
 

@@ -15,9 +15,9 @@ use serde_json::{Map, Value, json};
 use super::{
     app::App,
     rejection::{Rejection, Reply},
-    schemas::Object,
 };
 use crate::{
+    json_schemas::Object,
     model::{Model, Pipeline},
     pipeline::{
         Task, embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline,

@@ -10,11 +10,13 @@ use super::{
     generation::HubGenerationRequest,
     ranking::RerankRequest,
     response::{OneOrMany, Prediction, Rank},
-    schemas::{Text, Texts},
     token_classification::{FindEntitiesRequest, LabelTokensRequest},
     vectors::Vector,
 };
-use crate::pipeline::entities::TextEntities;
+use crate::{
+    json_schemas::{Text, Texts},
+    pipeline::entities::TextEntities,
+};
 
 /// TEI's body, by the model's task.
 #[derive(JsonSchema)]

@@ -18,9 +18,13 @@ use super::{
     request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
     response::BACKEND,
     task_schemas::DefaultRequest,
-    token_classification::{find_entities_with, label_tokens_with},
+    token_classification::{FindEntitiesRequest, LabelTokensRequest, find_entities},
 };
-use crate::{error::Error, model::Pipeline, pipeline::sharing_turns};
+use crate::{
+    error::Error,
+    model::{Model, Pipeline},
+    pipeline::sharing_turns,
+};
 
 /// Run the first model
 ///
@@ -40,22 +44,50 @@ async fn run_default(context: &Context, body: Value) -> Reply {
         return similarity_with(context, pipeline, name.as_deref(), request).await;
     }
     let name = model_name(&body).map(str::to_owned);
-    let name = name.as_deref();
-    let model = app.model(name)?;
+    let model = app.model(name.as_deref())?;
+    run_task(context, (model, name.as_deref()), body, Form::Tei).await
+}
+
+/// The form of the bodies of classification and ranking.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// As in `/predict` and `/rerank`.
+    Tei,
+    /// The model hub's.
+    Hub,
+}
+
+/// Runs the task of a model, which a request selects by `name`.
+async fn run_task(
+    context: &Context,
+    (model, name): (&Model, Option<&str>),
+    mut body: Value,
+    form: Form,
+) -> Reply {
+    let scope = context.scope();
     match &model.pipeline {
-        Pipeline::Classification(pipeline) => predict_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
+        Pipeline::Classification(pipeline) => match form {
+            Form::Tei => predict_with(context, pipeline, from_value(body)?).await,
+            Form::Hub => classify_with(context, pipeline, from_value(body)?).await,
+        },
         Pipeline::TokenClassification(pipeline) => {
-            label_tokens_with(context, pipeline, from_value(body)?).await
+            let LabelTokensRequest { inputs, parameters } = from_value(body)?;
+            let prepare = || parameters.unwrap_or_default().prepare(pipeline, &scope);
+            find_entities(context, inputs, prepare).await
         }
         Pipeline::ZeroShotEntities(pipeline) => {
-            find_entities_with(context, pipeline, from_value(body)?).await
+            let FindEntitiesRequest { inputs, parameters } = from_value(body)?;
+            find_entities(context, inputs, || parameters.prepare(pipeline, &scope)).await
         }
-        Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
+        Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Ranking(pipeline) => {
+            let body = if form == Form::Hub { body["inputs"].take() } else { body };
+            rerank_with(context, pipeline, from_value(body)?).await
+        }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             generate_with(context, (pipeline, model.manifest.task), body).await
         }
-        Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
-        Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
     }
 }
 
@@ -110,29 +142,13 @@ async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
 }
 
 /// Run a model
-pub(super) async fn infer(InPath(name): InPath<String>, Call(context, mut body): Call<Value>) -> Reply {
+pub(super) async fn infer(InPath(name): InPath<String>, Call(context, body): Call<Value>) -> Reply {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }
     let model = context.app.model(Some(&name))?;
-    match &model.pipeline {
-        Pipeline::Embedding(pipeline) if is_similarity(&body) => {
-            similarity_with(&context, pipeline, Some(&name), from_value(body)?).await
-        }
-        Pipeline::Embedding(pipeline) => embed_by_default(&context, pipeline, Some(&name), body).await,
-        Pipeline::Ranking(pipeline) => {
-            rerank_with(&context, pipeline, from_value(body["inputs"].take())?).await
-        }
-        Pipeline::Classification(pipeline) => classify_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::TokenClassification(pipeline) => {
-            label_tokens_with(&context, pipeline, from_value(body)?).await
-        }
-        Pipeline::ZeroShotEntities(pipeline) => {
-            find_entities_with(&context, pipeline, from_value(body)?).await
-        }
-        Pipeline::ZeroShot(pipeline) => zero_shot_with(&context, pipeline, from_value(body)?).await,
-        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-            generate_with(&context, (pipeline, model.manifest.task), body).await
-        }
+    if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
+        return similarity_with(&context, pipeline, Some(&name), from_value(body)?).await;
     }
+    run_task(&context, (model, Some(&name)), body, Form::Hub).await
 }

@@ -7,20 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{
-    inputs,
-    rejection::Reply,
-    request::Call,
-    schemas::{Texts, TokenIdLists},
-};
+use super::{inputs, rejection::Reply, request::Call};
 use crate::{
     error::Error,
-    model::Pipeline,
-    pipeline::{
-        ranking::RankingPipeline,
-        seq2seq::{RequestedLanguages, SpecialTokens},
-        zero_shot::ZeroShotPipeline,
-    },
+    json_schemas::{Texts, TokenIdLists},
+    pipeline::seq2seq::{RequestedLanguages, SpecialTokens},
     tokenizer::Token,
 };
 
@@ -67,27 +58,21 @@ pub(super) async fn tokenize(
     let max_tokens = app.limits.values / VALUES_PER_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = app.model(body.model.as_deref())?;
-    let prompt = match (&model.pipeline, body.prompt_name.or_else(|| app.named_prompt(body.model.as_deref())))
-    {
-        (Pipeline::Embedding(pipeline), name) => {
-            pipeline.prompt(name.as_deref())?.unwrap_or_default().to_owned()
-        }
+    let name = body.prompt_name.or_else(|| app.named_prompt(body.model.as_deref()));
+    let prompt = match (model.pipeline.embedding(), name) {
+        (Some(pipeline), name) => pipeline.prompt(name.as_deref())?,
         // Tasks that use an embedding model apply its default prompt only.
-        (
-            Pipeline::Ranking(RankingPipeline::Embedding(pipeline))
-            | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)),
-            None,
-        ) => pipeline.prompt(None)?.unwrap_or_default().to_owned(),
-        (_, None) => String::new(),
-        (_, Some(name)) => {
+        (None, None) => match model.pipeline.embedding_of_any_task() {
+            Some(pipeline) => pipeline.prompt(None)?,
+            None => None,
+        },
+        (None, Some(name)) => {
             return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)).into());
         }
     };
+    let prompt = prompt.unwrap_or_default().to_owned();
     let tokenizer = Arc::clone(model.pipeline.tokenizer());
-    let generator = match &model.pipeline {
-        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => Some(pipeline.clone()),
-        _ => None,
-    };
+    let generator = model.pipeline.generator().cloned();
     let special = if body.add_special_tokens { SpecialTokens::Added } else { SpecialTokens::LeftOut };
     let work = move || {
         let wanted =

@@ -12,18 +12,17 @@ use super::{
     rejection::Reply,
     request::Context,
     response::{characters, with_usage},
-    schemas::{Object, Texts},
 };
 use crate::{
     error::{Error, Result, quoted},
+    json_schemas::{Object, Texts},
     model::{Model, Pipeline},
     pipeline::{
         Task,
         generation::GenerationOptions,
-        seq2seq::{
-            GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, Split,
-        },
+        seq2seq::{GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqPipeline, Split},
     },
+    task::text_to_text::TextToTextParameters,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -79,15 +78,15 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
     let characters = characters(texts.iter().map(String::as_str));
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
     let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
-    let options = Seq2SeqOptions {
-        source: body.src_lang,
-        target: body.tgt_lang,
+    let parameters = TextToTextParameters {
+        src_lang: body.src_lang,
+        tgt_lang: body.tgt_lang,
         split: Some(body.split.unwrap_or(Split::Sentences)),
-        truncate: body.truncate.unwrap_or(app.limits.truncate),
-        clean_up_spaces: body.clean_up_tokenization_spaces.unwrap_or(false),
-        generation: body.generate_parameters.unwrap_or_default(),
-        max_sentences: context.max_parts,
+        truncate: body.truncate,
+        clean_up_tokenization_spaces: body.clean_up_tokenization_spaces,
+        generate_parameters: body.generate_parameters,
     };
+    let options = parameters.options(&context.scope());
     let translations = pipeline.generate(texts, &options, context.deadline).await?;
     Ok(with_usage(context, &response(model, &translations), &translations.usage, characters))
 }
@@ -118,9 +117,9 @@ pub(super) fn choose<'a>(
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
-    let all: Vec<_> = app.models().filter_map(|model| Some((model, pick(&model.pipeline)?))).collect();
+    let all: Vec<_> = app.models().filter_map(|model| Some((model, model.pipeline.translation()?))).collect();
     if name.is_some() || all.len() < 2 {
-        return app.pipeline(name, Task::Translation, pick);
+        return app.pipeline(name, Task::Translation, Pipeline::translation);
     }
     all.iter()
         .find(|(_, pipeline)| pipeline.directions().has(wanted))
@@ -167,11 +166,4 @@ fn unsupported_languages(all: &[(&Model, &Seq2SeqPipeline)], wanted: RequestedLa
         shown(wanted.target),
         quoted(&names)
     ))
-}
-
-pub(super) fn pick(pipeline: &Pipeline) -> Option<&Seq2SeqPipeline> {
-    match pipeline {
-        Pipeline::Translation(pipeline) => Some(pipeline),
-        _ => None,
-    }
 }

@@ -20,15 +20,16 @@ use super::{
     rejection::Reply,
     request::{Context, Submitted, from_value},
     response::{OneOrMany, characters, with_backend, with_usage},
-    schemas::{Digit, Texts},
-    translation::{choose, pick, translate_own},
+    translation::{choose, translate_own},
 };
 use crate::{
     error::{Error, Result, quoted},
+    json_schemas::{Digit, Texts},
     pipeline::{
         generation::GenerationOptions,
-        seq2seq::{GeneratedText, GeneratedTexts, ListedLanguage, RequestedLanguages, Seq2SeqOptions, Split},
+        seq2seq::{GeneratedText, GeneratedTexts, ListedLanguage, RequestedLanguages, Split},
     },
+    task::text_to_text::TextToTextParameters,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -125,7 +126,7 @@ impl LanguageRequest {
         if target.is_none() {
             return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
         }
-        let pipelines = app.models().filter_map(|model| pick(&model.pipeline));
+        let pipelines = app.models().filter_map(|model| model.pipeline.translation());
         let with_target =
             pipelines.filter(|pipeline| pipeline.directions().has(RequestedLanguages { source, target }));
         let sources: BTreeSet<_> =
@@ -165,15 +166,14 @@ impl LanguageRequest {
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
         let chosen = choose(app, None, RequestedLanguages { source, target });
         let (_, pipeline) = chosen.map_err(|error| self.rename(error))?;
-        let options = Seq2SeqOptions {
-            source: self.source.clone(),
-            target: self.target.clone(),
+        let parameters = TextToTextParameters {
+            src_lang: self.source.clone(),
+            tgt_lang: self.target.clone(),
             split: Some(split),
-            truncate: app.limits.truncate,
-            clean_up_spaces: false,
-            generation,
-            max_sentences: context.max_parts,
+            generate_parameters: Some(generation),
+            ..TextToTextParameters::default()
         };
+        let options = parameters.options(&context.scope());
         let found = pipeline.generate(texts, &options, context.deadline).await;
         found.map_err(|error| self.rename(error))
     }
@@ -272,7 +272,7 @@ fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
 /// The targets of each source language of all models.
 fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for pipeline in app.models().filter_map(|model| pick(&model.pipeline)) {
+    for pipeline in app.models().filter_map(|model| model.pipeline.translation()) {
         let directions = pipeline.directions();
         let (sources, targets) = directions.listed();
         for source in sources {

@@ -5,11 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    error::{Error, Result},
-    pipeline::{
-        embedding::EmbeddingPipeline,
-        vectors::{Conversion, StoredVector, VectorType},
-    },
+    pipeline::vectors::{Conversion, StoredVector, VectorType},
+    task::embedding::Embedder,
 };
 
 /// A number type, or `base64`: the bytes of 32-bit floats, or of another type if one is requested.
@@ -68,23 +65,10 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The form of vectors with this number of dimensions, in the type `vector_type` or that of `format`.
-    pub(super) fn new(
-        pipeline: &EmbeddingPipeline,
-        format: Option<EncodingFormat>,
-        vector_type: Option<VectorType>,
-        dimensions: Option<usize>,
-        normalize: Option<bool>,
-    ) -> Result<Self> {
-        let vector_type = vector_type.or_else(|| format?.vector_type()).unwrap_or_default();
-        if matches!(vector_type, VectorType::Int8 | VectorType::Uint8) && normalize == Some(false) {
-            return Err(Error::invalid(format!(
-                "expected normalized vectors for the type `{vector_type}`, whose ranges are those of normalized vectors, \
-                 but found `normalize` false"
-            )));
-        }
-        let conversion = pipeline.conversion(vector_type, dimensions)?;
-        Ok(Self { conversion, is_base64: format == Some(EncodingFormat::Base64) })
+    /// The vectors of an embedder, in base64 if the format says so.
+    pub(super) fn new(embedder: &Embedder, format: Option<EncodingFormat>) -> Self {
+        let is_base64 = format == Some(EncodingFormat::Base64);
+        Self { conversion: embedder.conversion.clone(), is_base64 }
     }
 
     pub(super) fn apply(&self, vector: Vec<f32>) -> Vector {

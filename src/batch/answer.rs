@@ -1,6 +1,6 @@
 //! Row results and their columns.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 use serde::{Serialize, Serializer};
 
@@ -42,37 +42,61 @@ pub(super) enum CellType {
     Json,
 }
 
-/// Names and types of the columns that a model adds to a row, except [`ERROR_COLUMN`].
-pub(super) type Columns = &'static [(&'static str, CellType)];
+/// A column's name and type.
+type Column = (&'static str, CellType);
 
-pub(super) const EMBEDDING: Columns = &[("embedding", CellType::Numbers)];
-pub(super) const EMBEDDING_INT8: Columns = &[("embedding", CellType::Int8s)];
-pub(super) const EMBEDDING_UINT8: Columns = &[("embedding", CellType::Uint8s)];
-pub(super) const SPARSE: Columns = &[("sparse", CellType::Json)];
-pub(super) const MULTI_VECTOR: Columns = &[("multi_vector", CellType::Json)];
-pub(super) const EMBEDDING_SPARSE: Columns = &[("embedding", CellType::Numbers), ("sparse", CellType::Json)];
-pub(super) const EMBEDDING_MULTI_VECTOR: Columns =
-    &[("embedding", CellType::Numbers), ("multi_vector", CellType::Json)];
-pub(super) const SPARSE_MULTI_VECTOR: Columns =
-    &[("sparse", CellType::Json), ("multi_vector", CellType::Json)];
-pub(super) const ALL_VECTORS: Columns =
-    &[("embedding", CellType::Numbers), ("sparse", CellType::Json), ("multi_vector", CellType::Json)];
-pub(super) const LABEL: Columns = &[("label", CellType::Text), ("score", CellType::Number)];
-/// Best first.
-pub(super) const LABELS: Columns = &[("labels", CellType::Texts), ("scores", CellType::Numbers)];
-pub(super) const ENTITIES: Columns = &[("entities", CellType::Json)];
-pub(super) const REDACTED: Columns = &[("redacted", CellType::Text), ("entities", CellType::Json)];
-pub(super) const SCORE: Columns = &[("score", CellType::Number)];
-pub(super) const TRANSLATION: Columns = &[("translation", CellType::Text)];
-pub(super) const SUMMARY: Columns = &[("summary", CellType::Text)];
-pub(super) const GENERATED: Columns = &[("generated_text", CellType::Text)];
+/// The columns that a model adds to a row, except [`ERROR_COLUMN`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    list: [Column; Self::MAX],
+    count: usize,
+}
+
+impl Columns {
+    /// Vectors of three kinds.
+    const MAX: usize = 3;
+}
+
+impl FromIterator<Column> for Columns {
+    /// Of at most three columns.
+    fn from_iter<I: IntoIterator<Item = Column>>(columns: I) -> Self {
+        let mut list = [("", CellType::Json); Self::MAX];
+        let places = list.iter_mut().zip(columns);
+        let count = places.map(|(place, column)| *place = column).count();
+        Self { list, count }
+    }
+}
+
+/// The columns of a label and its score.
+pub(super) const LABEL: Columns = Columns {
+    list: [("label", CellType::Text), ("score", CellType::Number), ("", CellType::Json)],
+    count: 2,
+};
+
+/// The column of a score.
+pub(super) const SCORE: Columns =
+    Columns { list: [("score", CellType::Number), ("", CellType::Json), ("", CellType::Json)], count: 1 };
+
+impl<const N: usize> From<[Column; N]> for Columns {
+    fn from(columns: [Column; N]) -> Self {
+        columns.into_iter().collect()
+    }
+}
+
+impl Deref for Columns {
+    type Target = [Column];
+
+    fn deref(&self) -> &[Column] {
+        &self.list[..self.count]
+    }
+}
 
 /// Error column, after the answer columns.
 pub(super) const ERROR_COLUMN: &str = "error";
 
 /// Names of all added columns.
 pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
-    columns.iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
+    (0..columns.len()).map(move |place| columns[place].0).chain([ERROR_COLUMN])
 }
 
 /// The answer to a row, or the reason why it has none.

@@ -90,7 +90,7 @@ mod tests {
         let whole = json!(identity());
         let digest = |value: &Value| blake3::hash(value.to_string().as_bytes());
         let all = paths(&whole, "");
-        assert!(all.len() > 30, "{all:?}");
+        assert!(all.len() > 12, "{all:?}");
         for path in all {
             let mut other = whole.clone();
             *other.pointer_mut(&path).unwrap() = json!("other");

@@ -3,11 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    answer::{
-        ALL_VECTORS, Answer, Answers, Cell, Columns, EMBEDDING, EMBEDDING_INT8, EMBEDDING_MULTI_VECTOR,
-        EMBEDDING_SPARSE, EMBEDDING_UINT8, ENTITIES, ErrorKind, GENERATED, LABEL, LABELS, MULTI_VECTOR,
-        REDACTED, RowError, SCORE, SPARSE, SPARSE_MULTI_VECTOR, SUMMARY, TRANSLATION,
-    },
+    answer::{Answer, Answers, Cell, CellType, Columns, ErrorKind, LABEL, RowError, SCORE},
     parameters::Parameters,
 };
 use crate::{
@@ -16,19 +12,21 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::{
         Input, Task, Usage,
-        classification::ClassificationPipeline,
-        embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind},
+        embedding::{TextVectors, VectorKind},
         entities::TextEntities,
-        generation::GenerationOptions,
-        ranking::{RankingOptions, RankingPipeline},
         scores::descending,
-        seq2seq::{GeneratedText, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline},
-        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
-        vectors::{Conversion, VectorType},
-        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
-        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
+        seq2seq::{GeneratedText, Seq2SeqOptions, Seq2SeqPipeline},
+        vectors::VectorType,
+        zero_shot::Labels,
     },
-    tokenizer::{Side, Truncation, WindowOptions},
+    task::{
+        Scope,
+        classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
+        embedding::{Embedder, EmbeddingParameters},
+        entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+        ranking::{Ranker, RankingParameters},
+        text_to_text::TextToTextParameters,
+    },
 };
 
 /// For one chunk's rows; the job as a whole has no timeout.
@@ -38,129 +36,100 @@ const MAX_WINDOWS: usize = 8192;
 /// For zero-shot classification, which runs the model once per row and label.
 const MAX_LABELS: usize = 100;
 
-/// A model with job options.
+/// A model with the parameters of a job.
 #[derive(Clone, Debug)]
 pub(super) enum Predictor {
-    Embedding {
-        pipeline: EmbeddingPipeline,
-        options: EmbeddingOptions,
-        vector_type: VectorType,
-        conversion: Conversion,
-    },
-    Vectors {
-        pipeline: EmbeddingPipeline,
-        options: EmbeddingOptions,
-        requested: RequestedVectors,
-        has_words: bool,
-    },
-    Classification {
-        pipeline: ClassificationPipeline,
-        truncation: Truncation,
-        labels: Vec<Arc<str>>,
-    },
-    TokenClassification(TokenClassificationPipeline, TokenClassificationOptions),
-    ZeroShotEntities(ZeroShotEntitiesPipeline, ZeroShotEntitiesOptions),
-    ZeroShot {
-        pipeline: ZeroShotPipeline,
-        options: ZeroShotOptions,
-        labels: Vec<Arc<str>>,
-    },
-    Ranking {
-        pipeline: RankingPipeline,
-        query: String,
-        options: RankingOptions,
-    },
+    Embedding(Embedder),
+    Classification(Classifier),
+    ZeroShot(ZeroShotClassifier),
+    Entities(EntityFinder),
+    Ranking(Ranker, String),
     /// Translations, summaries and other texts, with their column.
-    Seq2Seq(Seq2SeqPipeline, Box<Seq2SeqOptions>, Columns),
+    TextToText(Seq2SeqPipeline, Box<Seq2SeqOptions>, &'static str),
 }
 
 impl Predictor {
     /// Checks that the model supports the parameters.
     pub(super) fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
-        let truncates = parameters.truncates(&model.settings);
-        let truncation = if truncates { Truncation::At(Side::Right) } else { Truncation::Off };
-        let windows = WindowOptions {
-            stride: parameters.stride,
-            truncation,
-            max_windows: MAX_WINDOWS,
-            begin_at_words: false,
+        let options = &parameters.options;
+        let scope = Scope {
+            truncate: parameters.truncates(&model.settings),
+            max_values: usize::MAX,
+            max_parts: MAX_WINDOWS,
+            max_labels: MAX_LABELS,
         };
-        let redacts = parameters.redact.unwrap_or(false);
-        let shared = |labels: &[String]| labels.iter().map(|label| label.as_str().into()).collect();
-        Ok(match model.pipeline.clone() {
-            Pipeline::Embedding(pipeline) => embedding(pipeline, parameters, truncation)?,
+        let has_labels =
+            || options.get("labels").is_some_and(|labels| Labels::parts(labels).next().is_some());
+        let require = |is_set, name| if is_set { Ok(()) } else { Err(lacks(model, name)) };
+        Ok(match &model.pipeline {
+            Pipeline::Embedding(pipeline) => {
+                let parameters: EmbeddingParameters = options.parameters()?;
+                pipeline.prompt(parameters.prompt_name.as_deref())?;
+                Self::Embedding(parameters.prepare(pipeline, &scope)?)
+            }
             Pipeline::Classification(pipeline) => {
-                let labels = shared(&pipeline.settings().labels);
-                Self::Classification { pipeline, truncation, labels }
+                let parameters: ClassificationParameters = options.parameters()?;
+                Self::Classification(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::TokenClassification(pipeline) => {
-                let ignored = parameters.ignore_labels.clone();
-                let ignored = (!ignored.is_empty()).then_some(ignored);
-                let options =
-                    TokenClassificationOptions::new(parameters.aggregation, ignored, windows, redacts)?;
-                Self::TokenClassification(pipeline, options)
+                let parameters: TokenClassificationParameters = options.parameters()?;
+                // Those that are left out cost nothing.
+                Self::Entities(parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..scope })?)
             }
             Pipeline::ZeroShotEntities(pipeline) => {
-                let labels = labels(model, parameters)?;
-                let search =
-                    EntitySearch::new(parameters.threshold, parameters.flat, parameters.multi_label)?;
-                Self::ZeroShotEntities(pipeline, ZeroShotEntitiesOptions { labels, search, windows, redacts })
+                require(has_labels(), "`labels`")?;
+                let parameters: ZeroShotEntitiesParameters = options.parameters()?;
+                Self::Entities(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::ZeroShot(pipeline) => {
-                let labels = labels(model, parameters)?;
-                let template = parameters.template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
-                let names = shared(labels.as_slice());
-                let multi_label = parameters.multi_label.unwrap_or(false);
-                let options = ZeroShotOptions { labels, template: Template::new(template)?, multi_label };
-                Self::ZeroShot { pipeline, options, labels: names }
+                require(has_labels(), "`labels`")?;
+                let parameters: ZeroShotParameters = options.parameters()?;
+                Self::ZeroShot(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::Ranking(pipeline) => {
                 let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
                 let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
-                Self::Ranking { pipeline, query, options: RankingOptions { truncation, raw_scores: false } }
+                let parameters: RankingParameters = options.parameters()?;
+                Self::Ranking(parameters.prepare(pipeline, &scope), query)
             }
-            Pipeline::Translation(pipeline) => {
-                let (source, target) = (&parameters.source_language, &parameters.target_language);
-                let wanted = RequestedLanguages { source: source.as_deref(), target: target.as_deref() };
-                pipeline.check_languages(wanted).map_err(|error| {
-                    Error::invalid(format!("{error}; see `source-language` and `target-language`"))
-                })?;
-                Self::Seq2Seq(pipeline, generation_options(parameters, truncates), TRANSLATION)
-            }
-            Pipeline::TextToText(pipeline) => {
-                let column = if model.manifest.task == Task::Summarization { SUMMARY } else { GENERATED };
-                Self::Seq2Seq(pipeline, generation_options(parameters, truncates), column)
+            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+                let parameters: TextToTextParameters = options.parameters()?;
+                if model.manifest.task == Task::Translation {
+                    pipeline.check_languages(parameters.languages()).map_err(|error| {
+                        Error::invalid(format!("{error}; see `source-language` and `target-language`"))
+                    })?;
+                }
+                let options = parameters.options(&Scope { max_parts: usize::MAX, ..scope });
+                Self::TextToText(pipeline.clone(), options.into(), model.manifest.task.generated_name())
             }
         })
     }
 
     /// Answer columns.
     pub(super) fn columns(&self) -> Columns {
+        let entities = ("entities", CellType::Json);
         match self {
-            Self::Embedding { vector_type, .. } => match vector_type {
-                VectorType::Float => EMBEDDING,
-                VectorType::Int8 | VectorType::Binary => EMBEDDING_INT8,
-                VectorType::Uint8 | VectorType::Ubinary => EMBEDDING_UINT8,
-            },
-            Self::Vectors { requested, .. } => {
-                let has = |kind| requested.kinds.contains(&kind);
-                match [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector].map(has) {
-                    [true, true, true] => ALL_VECTORS,
-                    [true, true, false] => EMBEDDING_SPARSE,
-                    [true, false, true] => EMBEDDING_MULTI_VECTOR,
-                    [true, false, false] => EMBEDDING,
-                    [false, true, true] => SPARSE_MULTI_VECTOR,
-                    [false, true, false] => SPARSE,
-                    [false, false, _] => MULTI_VECTOR,
-                }
+            Self::Embedding(embedder) => {
+                let column = |kind| match (kind, embedder.output_dtype) {
+                    (VectorKind::Sparse, _) => ("sparse", CellType::Json),
+                    (VectorKind::MultiVector, _) => ("multi_vector", CellType::Json),
+                    (VectorKind::Dense, VectorType::Float) => ("embedding", CellType::Numbers),
+                    (VectorKind::Dense, VectorType::Int8 | VectorType::Binary) => {
+                        ("embedding", CellType::Int8s)
+                    }
+                    (VectorKind::Dense, VectorType::Uint8 | VectorType::Ubinary) => {
+                        ("embedding", CellType::Uint8s)
+                    }
+                };
+                let kinds = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
+                kinds.into_iter().filter(|kind| embedder.requested.kinds.contains(kind)).map(column).collect()
             }
-            Self::Classification { .. } => LABEL,
-            Self::TokenClassification(_, TokenClassificationOptions { redacts: true, .. })
-            | Self::ZeroShotEntities(_, ZeroShotEntitiesOptions { redacts: true, .. }) => REDACTED,
-            Self::TokenClassification(..) | Self::ZeroShotEntities(..) => ENTITIES,
-            Self::ZeroShot { .. } => LABELS,
-            Self::Ranking { .. } => SCORE,
-            Self::Seq2Seq(.., columns) => columns,
+            Self::Classification(_) => LABEL,
+            Self::ZeroShot(_) => [("labels", CellType::Texts), ("scores", CellType::Numbers)].into(),
+            Self::Entities(finder) if finder.redacts() => [("redacted", CellType::Text), entities].into(),
+            Self::Entities(_) => [entities].into(),
+            Self::Ranking(..) => SCORE,
+            Self::TextToText(.., column) => [(*column, CellType::Text)].into(),
         }
     }
 
@@ -235,63 +204,48 @@ impl Predictor {
     async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
         let deadline = Deadline::within(TIMEOUT);
         match self {
-            Self::Embedding { pipeline, options, conversion, .. } => {
-                let inputs = texts.into_iter().map(Input::Text).collect();
-                let embeddings = pipeline.embed(inputs, options, deadline).await?;
-                let cell = |vector| vec![Cell::Vector(conversion.convert(vector))];
-                Ok((embeddings.vectors.into_iter().map(cell).collect(), embeddings.usage))
+            Self::Embedding(embedder) => {
+                let found = embedder.run(texts.into_iter().map(Input::Text).collect(), deadline).await?;
+                let cells = |text| vector_cells(embedder, text);
+                Ok((found.vectors.into_iter().map(cells).collect(), found.usage))
             }
-            Self::Vectors { pipeline, options, requested, has_words } => {
-                let inputs = texts.into_iter().map(Input::Text).collect();
-                let embeddings = pipeline.embed_kinds(inputs, requested, options, deadline).await?;
-                let tokenizer = pipeline.encoder().tokenizer();
-                let name = |id: u32| {
-                    let word = if *has_words { tokenizer.token(id) } else { None };
-                    word.unwrap_or_else(|| id.to_string())
-                };
-                let cells = |TextVectors { dense, sparse, multi_vector }| {
-                    let dense = dense.map(Cell::Numbers);
-                    let sparse = sparse.map(|sparse| {
-                        Cell::Weights(sparse.0.into_iter().map(|(id, weight)| (name(id), weight)).collect())
-                    });
-                    dense.into_iter().chain(sparse).chain(multi_vector.map(Cell::Vectors)).collect()
-                };
-                Ok((embeddings.vectors.into_iter().map(cells).collect(), embeddings.usage))
-            }
-            Self::Classification { pipeline, truncation, labels } => {
-                let inputs = texts.into_iter().map(Input::Text).collect();
-                let logits = pipeline.logits(inputs, *truncation, deadline).await?;
-                let function = pipeline.settings().function;
-                let best = |row: &Vec<f32>| {
-                    let scores = function.apply(row);
-                    let best = descending(&scores)[0];
+            Self::Classification(classifier) => {
+                let scores = classifier.run(texts.into_iter().map(Input::Text).collect(), deadline).await?;
+                let labels = shared(classifier.labels());
+                let best = |scores: &Vec<f32>| {
+                    let best = descending(scores)[0];
                     vec![Cell::Text(Arc::clone(&labels[best])), Cell::Number(scores[best])]
                 };
-                Ok((logits.rows.iter().map(best).collect(), logits.usage))
+                Ok((scores.rows.iter().map(best).collect(), scores.usage))
             }
-            Self::TokenClassification(pipeline, options) => {
-                Ok(entities(pipeline.entities(texts, options, deadline).await?))
-            }
-            Self::ZeroShotEntities(pipeline, options) => {
-                Ok(entities(pipeline.entities(texts, options, deadline).await?))
-            }
-            Self::ZeroShot { pipeline, options, labels } => {
-                let (rows, usage) = pipeline.score(&texts, options, deadline).await?;
+            Self::ZeroShot(classifier) => {
+                let scores = classifier.run(&texts, deadline).await?;
+                let labels = shared(classifier.labels());
                 let sorted = |scores: Vec<f32>| {
                     let order = descending(&scores);
                     let names = order.iter().map(|label| Arc::clone(&labels[*label])).collect();
                     let scores = order.iter().map(|label| scores[*label]).collect();
                     vec![Cell::Texts(names), Cell::Numbers(scores)]
                 };
-                Ok((rows.into_iter().map(sorted).collect(), usage))
+                Ok((scores.rows.into_iter().map(sorted).collect(), scores.usage))
             }
-            Self::Ranking { pipeline, query, options } => {
-                let (scores, usage) = pipeline.score(query.clone(), texts, *options, deadline).await?;
+            Self::Entities(finder) => {
+                let found = finder.run(texts, deadline).await?;
+                let answer = |found| match found {
+                    TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
+                    TextEntities::Redacted { text, entities } => {
+                        vec![Cell::Text(text.into()), Cell::Entities(entities)]
+                    }
+                };
+                Ok((found.texts.into_iter().map(answer).collect(), found.usage))
+            }
+            Self::Ranking(ranker, query) => {
+                let (scores, usage) = ranker.run(query.clone(), texts, deadline).await?;
                 Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
-            Self::Seq2Seq(pipeline, options, _) => {
+            Self::TextToText(pipeline, options, _) => {
                 let generated = pipeline.generate(texts, options, deadline).await?;
-                let best = generated.texts.into_iter().map(|best_first| best_first.into_iter().next());
+                let best = generated.texts.into_iter().map(|texts| texts.into_iter().next());
                 let answer = |best: Option<GeneratedText>| {
                     vec![Cell::Text(best.map_or_else(String::new, |best| best.text).into())]
                 };
@@ -301,12 +255,17 @@ impl Predictor {
     }
 }
 
-/// Job labels, which the model needs.
-fn labels(model: &Model, parameters: &Parameters) -> Result<Labels> {
-    if parameters.labels.is_empty() {
-        return Err(lacks(model, "`labels`"));
-    }
-    Labels::new(parameters.labels.clone(), MAX_LABELS)
+fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {
+    let dense = text.dense.map(|vector| Cell::Vector(embedder.conversion.convert(vector)));
+    let name = |id: u32| embedder.word(id).unwrap_or_else(|| id.to_string());
+    let sparse = text
+        .sparse
+        .map(|sparse| Cell::Weights(sparse.0.into_iter().map(|(id, weight)| (name(id), weight)).collect()));
+    dense.into_iter().chain(sparse).chain(text.multi_vector.map(Cell::Vectors)).collect()
+}
+
+fn shared(labels: &[String]) -> Vec<Arc<str>> {
+    labels.iter().map(|label| label.as_str().into()).collect()
 }
 
 fn lacks(model: &Model, parameter: &str) -> Error {
@@ -315,72 +274,6 @@ fn lacks(model: &Model, parameter: &str) -> Error {
         "expected {parameter} for `{name}`, which is for `{}`, but found none",
         manifest.task
     ))
-}
-
-fn entities(found: FoundEntities) -> (Vec<Answer>, Usage) {
-    let answer = |found| match found {
-        TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
-        TextEntities::Redacted { text, entities } => {
-            vec![Cell::Text(text.into()), Cell::Entities(entities)]
-        }
-    };
-    (found.texts.into_iter().map(answer).collect(), found.usage)
-}
-
-fn generation_options(parameters: &Parameters, truncate: bool) -> Box<Seq2SeqOptions> {
-    Box::new(Seq2SeqOptions {
-        source: parameters.source_language.clone(),
-        target: parameters.target_language.clone(),
-        split: None,
-        truncate,
-        clean_up_spaces: false,
-        generation: GenerationOptions::default(),
-        max_sentences: usize::MAX,
-    })
-}
-
-/// The predictor for an embedding model, which must have the vectors that the parameters name.
-fn embedding(
-    pipeline: EmbeddingPipeline,
-    parameters: &Parameters,
-    truncation: Truncation,
-) -> Result<Predictor> {
-    pipeline.prompt(parameters.prompt.as_deref())?;
-    let settings = pipeline.settings();
-    let mut kinds = parameters.outputs.clone();
-    if kinds.is_empty() {
-        kinds.extend(settings.outputs().first().map(|(kind, _)| *kind));
-    }
-    let mut options = EmbeddingOptions {
-        truncation,
-        normalize: parameters.normalize,
-        prompt_name: parameters.prompt.clone(),
-        dimensions: parameters.dimensions,
-        max_values: usize::MAX,
-    };
-    let vector_type = parameters.vector_type.unwrap_or_default();
-    if kinds != [VectorKind::Dense] {
-        let requested = RequestedVectors { kinds, max_active_dims: parameters.max_active_dims };
-        pipeline.check(&requested)?;
-        if vector_type != VectorType::Float {
-            return Err(Error::invalid(format!(
-                "expected vectors of type `float` with `outputs` other than `dense`, but found `{vector_type}`"
-            )));
-        }
-        let has_words = parameters.words == Some(true);
-        return Ok(Predictor::Vectors { pipeline, options, requested, has_words });
-    }
-    pipeline.check_dimensions(parameters.dimensions)?;
-    let conversion = pipeline.conversion(vector_type, parameters.dimensions)?;
-    if matches!(conversion, Conversion::Integers { .. }) {
-        if parameters.normalize == Some(false) {
-            return Err(Error::invalid(format!(
-                "expected normalized vectors for the type `{vector_type}`, but found `normalize` false"
-            )));
-        }
-        options.normalize = Some(true);
-    }
-    Ok(Predictor::Embedding { pipeline, options, vector_type, conversion })
 }
 
 fn count(answers: &mut Answers, usage: &Usage) {

@@ -77,6 +77,53 @@ impl Pipeline {
         }
     }
 
+    /// The embedding model, for the task `feature-extraction`.
+    pub fn embedding(&self) -> Option<&EmbeddingPipeline> {
+        match self {
+            Self::Embedding(pipeline) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The embedding model, for any task that uses one.
+    pub fn embedding_of_any_task(&self) -> Option<&EmbeddingPipeline> {
+        match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The classifier, for the task `text-classification`.
+    pub fn classification(&self) -> Option<&ClassificationPipeline> {
+        match self {
+            Self::Classification(pipeline) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The ranking model, for the task `text-ranking`.
+    pub fn ranking(&self) -> Option<&RankingPipeline> {
+        match self {
+            Self::Ranking(pipeline) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The translation model, for the task `translation`.
+    pub fn translation(&self) -> Option<&Seq2SeqPipeline> {
+        match self {
+            Self::Translation(pipeline) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The model that generates texts, for any task.
+    pub fn generator(&self) -> Option<&Seq2SeqPipeline> {
+        self.encoder().err()
+    }
+
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
         let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights } = loaded.tokenizers;

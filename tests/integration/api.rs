@@ -524,6 +524,28 @@ async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
 }
 
 #[tokio::test]
+async fn kserve_takes_the_parameters_of_embed() {
+    let infer = async |text: &str, parameters: &Value| {
+        let tensor = json!({ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text] });
+        ask("/v2/models/tiny/infer", &json!({ "inputs": [tensor], "parameters": parameters })).await
+    };
+    let cases =
+        [json!({ "normalize": false }), json!({ "dimensions": 1 }), json!({ "prompt_name": "query" })];
+    for parameters in cases {
+        let mut body = parameters.clone();
+        body["inputs"] = json!(["dog"]);
+        let (_, expected) = ask("/embed", &body).await;
+        let (status, found) = infer("dog", &parameters).await;
+        assert_eq!((status, &found["outputs"][0]["data"]), (StatusCode::OK, &expected[0]), "{parameters}");
+    }
+    let long = "cat ".repeat(20);
+    assert_eq!(infer(&long, &json!({})).await.0, StatusCode::OK);
+    assert_eq!(infer(&long, &json!({ "truncate": false })).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    let (_, refusal) = infer("dog", &json!({ "normalize": 1 })).await;
+    insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"invalid parameter `normalize`: expected the body to be a boolean, but found `1`");
+}
+
+#[tokio::test]
 async fn kserve_describes_models() {
     let get = |path: &'static str| async move {
         answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await

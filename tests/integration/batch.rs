@@ -19,8 +19,9 @@ use kivu::{
     batch::{Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher},
     config::{Config, EngineChoice},
     model::Model,
-    pipeline::{Task, embedding::VectorKind, entities::Aggregation, vectors::VectorType},
+    pipeline::Task,
     repository::manifest::Precision,
+    task::JobOptions,
 };
 use proptest::{prelude::*, sample::select};
 use tokio::sync::Notify;
@@ -306,7 +307,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
     let mut other = job(&input, &output);
-    other.parameters.dimensions = Some(1);
+    other.parameters.options.set("dimensions", "1").unwrap().unwrap();
     let message = "expected the input, model and options of the unfinished job for";
     assert!(refused(other.clone()).starts_with(message));
     // Same size and modification time.
@@ -329,6 +330,9 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
     let set = |name: &'static str, change: fn(&mut Parameters)| -> (&'static str, Change) {
         (name, Box::new(move |_, parameters| change(parameters)))
     };
+    let option = |name: &'static str, value: &'static str| -> (&'static str, Change) {
+        (name, Box::new(move |_, parameters| parameters.options.set(name, value).unwrap().unwrap()))
+    };
     vec![
         ("limits.tokens", Box::new(|config, _| config.limits.tokens = Some(4))),
         ("limits.truncate", Box::new(|config, _| config.limits.truncate = false)),
@@ -336,27 +340,28 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         ("bundle", Box::new(move |config, _| config.models = vec![other.clone().into()])),
         set("column", |it| it.column = Some("title".into())),
         set("truncate", |it| it.truncate = Some(false)),
-        set("normalize", |it| it.normalize = Some(false)),
-        set("dimensions", |it| it.dimensions = Some(8)),
-        set("vector_type", |it| it.vector_type = Some(VectorType::Int8)),
-        set("prompt", |it| it.prompt = Some("query".into())),
+        option("normalize", "false"),
+        option("dimensions", "8"),
+        option("vector-type", "int8"),
+        option("prompt", "query"),
         // Without effect on an embedding, or on this one.
         set("format", |it| it.format = Some(Format::JsonLines)),
-        set("outputs", |it| it.outputs = vec![VectorKind::Dense]),
-        set("labels", |it| it.labels = vec!["a".into()]),
-        set("template", |it| it.template = Some("a {}".into())),
-        set("multi_label", |it| it.multi_label = Some(true)),
-        set("aggregation", |it| it.aggregation = Some(Aggregation::Max)),
-        set("ignore_labels", |it| it.ignore_labels = vec!["a".into()]),
-        set("threshold", |it| it.threshold = Some(0.25)),
-        set("flat", |it| it.flat = Some(false)),
-        set("stride", |it| it.stride = Some(2)),
-        set("redact", |it| it.redact = Some(true)),
+        option("outputs", "dense"),
+        option("labels", "a"),
+        option("template", "a {}"),
+        option("multi-label", "true"),
+        option("aggregation", "max"),
+        option("ignore-labels", "a"),
+        option("threshold", "0.25"),
+        option("flat", "false"),
+        option("stride", "2"),
+        option("redact", "true"),
         set("query", |it| it.query = Some("a".into())),
-        set("source_language", |it| it.source_language = Some("en".into())),
-        set("target_language", |it| it.target_language = Some("pt".into())),
-        set("max_active_dims", |it| it.max_active_dims = Some(3)),
-        set("words", |it| it.words = Some(true)),
+        option("raw-scores", "true"),
+        option("source-language", "en"),
+        option("target-language", "pt"),
+        option("max-active-dims", "3"),
+        option("words", "true"),
     ]
 }
 
@@ -391,8 +396,10 @@ fn rows_of_two_settings_are_never_mixed() {
     let changes = changes(folder.path());
     let parameters = serde_json::to_value(Parameters::default()).unwrap();
     // The model is the bundle.
-    for name in parameters.as_object().unwrap().keys().filter(|name| *name != "model") {
-        assert!(changes.iter().any(|(known, _)| known == name), "add `{name}` to the changes");
+    let own =
+        parameters.as_object().unwrap().keys().filter(|name| !["model", "options"].contains(&name.as_str()));
+    for name in own.cloned().chain(JobOptions::names()) {
+        assert!(changes.iter().any(|(known, _)| *known == name), "add `{name}` to the changes");
     }
     for (name, change) in changes {
         let Ended::Unfinished(progress) = stopped(changed(None, "out")).unwrap() else { panic!("{name}") };
@@ -481,7 +488,7 @@ fn options_that_fail_every_row_fail_at_once() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, rows(2)).unwrap();
     let mut asked = job(&input, &output);
-    asked.parameters.dimensions = Some(400);
+    asked.parameters.options.set("dimensions", "400").unwrap().unwrap();
     let report = run(asked).unwrap();
     assert_eq!(report.error.as_deref(), Some("expected `dimensions` from 1 to 2, but found 400"));
     assert!(!output.exists());
@@ -496,8 +503,9 @@ fn a_language_that_a_translator_does_not_know_fails_at_once() {
     let model = fixtures().join("models/tiny-m2m100");
     let mut asked = job(&input, &output);
     asked.model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    asked.parameters.source_language = Some("klingon".into());
-    asked.parameters.target_language = Some("fr".into());
+    for (name, language) in [("source-language", "klingon"), ("target-language", "fr")] {
+        asked.parameters.options.set(name, language).unwrap().unwrap();
+    }
     let error = run(asked).unwrap().error.unwrap();
     assert!(error.contains("found `klingon`") && error.contains("see `source-language`"), "{error}");
     assert!(!output.exists());
@@ -667,7 +675,8 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
     let saved = || -> u64 {
         let state = fs::read_to_string(&checkpoint).unwrap_or_default();
-        let state: serde_json::Value = serde_json::from_str(state.lines().next().unwrap_or("0")).unwrap();
+        // After the hash.
+        let state: serde_json::Value = serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };
     let signals =

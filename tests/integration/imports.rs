@@ -17,12 +17,13 @@ use crate::crate_boundaries::sources;
 const LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["api", "batch"],
+    &["task"],
     &["model"],
     &["repository"],
     &["pipeline"],
     &["backend", "tokenizer"],
     &["telemetry"],
-    &["aws", "config", "json", "onnx_proto", "tensor"],
+    &["aws", "config", "json", "json_schemas", "onnx_proto", "tensor"],
     &["error", "regular_file"],
 ];
 

@@ -444,8 +444,11 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
         );
         fs::read(output).unwrap()
     };
-    let kinds = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
-    let parameters = || Parameters { outputs: kinds.into(), ..Parameters::default() };
+    let options = |pairs: &[(&str, &str)]| {
+        Parameters::of(&pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
+            .unwrap()
+    };
+    let parameters = || options(&[("outputs", "dense,sparse,multi_vector")]);
     let names = ["embedding", "sparse", "multi_vector"];
 
     let lines = folder.path().join("in.jsonl");
@@ -461,11 +464,9 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
     }
     assert!(found[cases.len()]["error"].is_string() && found[cases.len()].get("sparse").is_none());
 
-    let words = Parameters { words: Some(true), max_active_dims: Some(2), ..parameters() };
+    let words = options(&[("outputs", "sparse"), ("words", "true"), ("max-active-dims", "2")]);
     let tokenizer = pipeline(&model).encoder().tokenizer();
-    for (row, case) in
-        read(run(&lines, Parameters { outputs: vec![VectorKind::Sparse], ..words })).iter().zip(cases)
-    {
+    for (row, case) in read(run(&lines, words)).iter().zip(cases) {
         let mut largest = case.sparse.clone();
         largest.sort_by(|left, right| right.1.total_cmp(&left.1));
         let expected = largest.iter().take(2).map(|(id, _)| tokenizer.token(*id).unwrap());

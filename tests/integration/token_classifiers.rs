@@ -237,7 +237,7 @@ async fn parameters_that_cannot_be_met_are_refused() {
         json!({ "inputs": "a", "parameters": { "aggregation_strategy": "none", "redact": true } }),
         json!({ "inputs": "a", "parameters": { "stride": 62 } }),
         json!({ "inputs": "a", "parameters": { "stride": -1 } }),
-        json!({ "inputs": "a", "parameters": { "ignore_labels": "O" } }),
+        json!({ "inputs": "a", "parameters": { "ignore_labels": 7 } }),
         json!({ "inputs": long.repeat(20), "parameters": { "stride": 61 } }),
     ];
     let mut refusals = String::new();
@@ -255,7 +255,7 @@ async fn parameters_that_cannot_be_met_are_refused() {
     422 expected an aggregation strategy among `simple`, `first`, `average`, `max` with `redact`, but found `none`
     422 expected a `stride` below 62, the tokens of a window, but found 62
     422 expected `parameters.stride` to be an integer from 0 on, but found `-1`
-    422 expected `parameters.ignore_labels` to be a list, but found a string
+    422 expected `parameters.ignore_labels` to be a list of strings, or a string with commas, but found a number
     413 expected at most 1024 windows of 62 tokens that share 61, but found more; send fewer or shorter texts, or a smaller `stride`
     ");
     let (status, answer) = post(&model, "/predict", &json!({ "inputs": "a" })).await;

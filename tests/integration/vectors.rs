@@ -301,9 +301,10 @@ fn files_of_batch_jobs_have_integers_and_bits() {
     let path = |name: &str| folder.path().join(name);
     fs::write(path("in.jsonl"), "{\"text\": \"a cat\"}\n").unwrap();
     fs::write(path("in.csv"), "text\na cat\n").unwrap();
-    let run = |input: PathBuf, output: &Path, wanted| {
+    let run = |input: PathBuf, output: &Path, wanted: VectorType| {
+        let options = [("vector-type", wanted.to_string()), ("prompt", "query".to_owned())];
         let parameters =
-            Parameters { vector_type: Some(wanted), prompt: Some("query".into()), ..Parameters::default() };
+            Parameters::of(&options.map(|(name, value)| (name.to_owned(), value)).into()).unwrap();
         let job =
             Job::new(JobInput::File(input), JobOutput::File(output.to_owned()), model.clone(), parameters);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

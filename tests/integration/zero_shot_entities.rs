@@ -201,10 +201,10 @@ async fn parameters_that_cannot_be_met_are_refused() {
         asked("a", &json!({ "candidate_labels": many })),
         asked("a", &json!({ "threshold": 1.5 })),
         asked("a", &json!({ "stride": 40 })),
-        asked(&long, &json!({})),
+        asked(&long, &json!({ "truncate": false })),
         asked(&long, &json!({ "truncate": true, "redact": true })),
         asked(&long.repeat(800), &json!({ "stride": 39 })),
-        asked(&"unaffordablenesses".repeat(60), &json!({})),
+        asked(&"unaffordablenesses".repeat(60), &json!({ "truncate": false })),
     ];
     let mut refusals = String::new();
     for body in cases {
@@ -262,6 +262,49 @@ async fn batch_jobs_need_labels_and_write_entities() {
     let parameters = json!({ "labels": ["person", "city"], "threshold": 0.2, "flat": false, "redact": true });
     let (_, hub) = post(&model, PATH, &json!({ "inputs": TEXT, "parameters": parameters })).await;
     assert_eq!((&found["redacted"], &found["entities"]), (&hub["text"], &hub["entities"]));
+}
+
+/// The rule of `truncate` is the same over HTTP, over KServe and in jobs.
+#[tokio::test]
+async fn long_texts_are_truncated_by_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = gliner(folder.path()) else { return };
+    let long = format!("{TEXT}. ").repeat(9);
+    let hub = async |truncate: Value| {
+        let parameters =
+            json!({ "candidate_labels": ["person", "city"], "threshold": 0.2, "truncate": truncate });
+        post(&model, PATH, &json!({ "inputs": long, "parameters": parameters })).await
+    };
+    let tensor = |name: &str, texts: &[&str]| json!({ "name": name, "datatype": "BYTES", "shape": [texts.len()], "data": texts });
+    let kserve = async |truncate: Value| {
+        let inputs = json!([tensor("TEXT", &[long.as_str()]), tensor("LABELS", &["person", "city"])]);
+        let parameters = json!({ "threshold": 0.2, "truncate": truncate });
+        let body = json!({ "inputs": inputs, "parameters": parameters });
+        post(&model, &format!("/v2{PATH}/infer"), &body).await
+    };
+    let job = async |truncate: Option<bool>| -> Value {
+        let options = [("labels", "person,city"), ("threshold", "0.2")];
+        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let parameters = Parameters { truncate, ..Parameters::of(&options.into()).unwrap() };
+        let rows = json!({ "text": long }).to_string();
+        serde_json::from_str(&batch(&model, "rows.jsonl", &rows, &parameters).await).unwrap()
+    };
+    let (status, found) = hub(json!(null)).await;
+    assert_eq!(status, 200, "{found}");
+    assert_eq!(hub(json!(true)).await, (status, found.clone()));
+    let (status, answer) = kserve(json!(null)).await;
+    assert_eq!(status, 200, "{answer}");
+    let entities: Value = serde_json::from_str(answer["outputs"][0]["data"][0].as_str().unwrap()).unwrap();
+    assert_eq!(entities, found);
+    assert_eq!(job(None).await["entities"], found);
+    // All refuse on request.
+    let refusal = "expected a text of at most 40 words";
+    let (status, answer) = hub(json!(false)).await;
+    assert!(status == 413 && answer["error"].as_str().unwrap().starts_with(refusal), "{answer}");
+    let (status, answer) = kserve(json!(false)).await;
+    assert!(status == 413 && answer["error"].as_str().unwrap().starts_with(refusal), "{answer}");
+    let row = job(Some(false)).await;
+    assert!(row["error"].as_str().unwrap().starts_with(refusal), "{row}");
 }
 
 #[test]

@@ -171,6 +171,19 @@ impl InferRequest {
             .map_err(|error| Error::invalid(format!("invalid parameter `{name}`: {error}")))
     }
 
+    /// The parameters of a task. Others are ignored, since clients send those of other servers as well.
+    pub(super) fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
+        request::from_parameters(self.parameters.clone())
+    }
+
+    /// The parameters of a task that takes labels, which are a tensor.
+    pub(super) fn parameters_with<T: DeserializeOwned>(&self, labels: Vec<String>) -> Result<T> {
+        let mut parameters = self.parameters.clone();
+        parameters.remove("labels");
+        parameters.insert("candidate_labels".to_owned(), labels.into());
+        request::from_parameters(parameters)
+    }
+
     pub(super) fn input(&self, name: &str) -> Option<&InferInput> {
         self.inputs.iter().find(|input| input.name == name)
     }

@@ -6,12 +6,12 @@ use super::message::{InferRequest, Output};
 use crate::{
     api::request,
     backend::Deadline,
-    config::Limits,
     error::Result,
     pipeline::{
         generation::GenerationOptions,
         seq2seq::{Seq2SeqOptions, Seq2SeqPipeline},
     },
+    task::{Scope, text_to_text::TextToTextParameters},
     tensor::Elements,
 };
 
@@ -19,21 +19,15 @@ use crate::{
 pub(super) const IDS: &str = "generated_indices";
 
 /// The options in the `parameters` of a request.
-pub(super) fn options(request: &InferRequest, limits: &Limits) -> Result<Seq2SeqOptions> {
+pub(super) fn options(request: &InferRequest, scope: &Scope) -> Result<Seq2SeqOptions> {
     // Clients send parameters for other servers as well: those other than generation options are ignored.
     let known = GenerationOptions::names();
     let mut generation = request.parameters.clone();
     generation.retain(|name, _| known.contains(name));
     let generation: GenerationOptions = request::from_value(Value::Object(generation))?;
-    Ok(Seq2SeqOptions {
-        source: request.parameter("src_lang")?,
-        target: request.parameter("tgt_lang")?,
-        split: None,
-        truncate: limits.truncate,
-        clean_up_spaces: false,
-        generation,
-        max_sentences: limits.texts,
-    })
+    let generate_parameters = Some(generation);
+    let parameters = TextToTextParameters { generate_parameters, ..request.task_parameters()? };
+    Ok(parameters.options(scope))
 }
 
 /// Generates from token ids: one row for each target, padded to the longest.

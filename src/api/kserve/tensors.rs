@@ -8,12 +8,17 @@ use super::{
     seq2seq, token_classification, vectors,
 };
 use crate::{
-    api::{app::App, classification::zero_shot_options, inputs as fields, inputs::TextLimit},
+    api::{app::App, classification::prepare_zero_shot, inputs as fields, inputs::TextLimit},
     backend::{Deadline, routing::Location},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
-    pipeline::{Input, ranking::RankingOptions},
+    pipeline::{Input, scores::ScoreFunction},
     repository::manifest::TensorNames,
+    task::{
+        classification::ClassificationParameters,
+        entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        ranking::RankingParameters,
+    },
     tensor::Elements,
 };
 
@@ -137,52 +142,64 @@ pub(super) async fn run<'a>(
     let outputs = interface.requested(&model.pipeline, request)?;
     outputs.iter().try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
-    let (names, limit, truncation) = (&interface.names, app.limits.texts, app.truncation(None, None));
+    let (names, limit, scope) = (&interface.names, app.limits.texts, app.scope());
+    let labelled = || -> Result<_> {
+        let texts = texts(required(request, &names.text)?, limit)?;
+        Ok((texts, labels(required(request, &names.labels)?, limit)?))
+    };
     let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let inputs = rows(names, request, limit)?.into_inputs();
-            return vectors::run(app, pipeline, (inputs, request), &outputs, deadline).await;
+            return vectors::run(pipeline, (inputs, request), &outputs, (scope, deadline)).await;
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows(names, request, limit)?.into_inputs();
-            let logits = pipeline.logits(inputs, truncation, deadline).await?;
-            Ok(matrix(logits.rows, logits.usage.location))
+            let parameters = ClassificationParameters {
+                function_to_apply: Some(ScoreFunction::None),
+                top_k: None,
+                ..request.task_parameters()?
+            };
+            let scores = parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?;
+            Ok(matrix(scores.rows, scores.usage.location))
         }
-        Pipeline::TokenClassification(pipeline) => match rows(names, request, limit)? {
-            Rows::Tokens(rows) => {
-                token_classification::ids(pipeline, rows, (&app.limits, truncation), deadline).await
+        Pipeline::TokenClassification(pipeline) => {
+            let rows = rows(names, request, limit)?;
+            let parameters: TokenClassificationParameters = request.task_parameters()?;
+            match rows {
+                Rows::Tokens(rows) => {
+                    let truncation = scope.truncation(parameters.truncate, parameters.truncation_direction);
+                    token_classification::ids(pipeline, rows, (&app.limits, truncation), deadline).await
+                }
+                Rows::Texts(texts) => {
+                    let finder = parameters.prepare(pipeline, &scope)?;
+                    token_classification::json(&finder.run(texts, deadline).await?)
+                }
             }
-            Rows::Texts(texts) => {
-                let limits = (&app.limits, truncation);
-                token_classification::texts(pipeline, texts, request, limits, deadline).await
-            }
-        },
+        }
         Pipeline::ZeroShotEntities(pipeline) => {
-            let texts = texts(required(request, &names.text)?, limit)?;
-            let inputs = (texts, labels(required(request, &names.labels)?, limit)?);
-            token_classification::texts_with_labels(pipeline, inputs, request, &app.limits, deadline).await
+            let (texts, labels) = labelled()?;
+            let parameters: ZeroShotEntitiesParameters = request.parameters_with(labels)?;
+            let finder = parameters.prepare(pipeline, &scope)?;
+            token_classification::json(&finder.run(texts, deadline).await?)
         }
         Pipeline::ZeroShot(pipeline) => {
-            let texts = texts(required(request, &names.text)?, limit)?;
-            let labels = labels(required(request, &names.labels)?, limit)?;
-            let template = request.parameter("hypothesis_template")?;
-            let multi_label = request.parameter("multi_label")?;
-            let options =
-                zero_shot_options(labels, texts.len(), &TextLimit::new(limit), template, multi_label)?;
-            let (scores, usage) = pipeline.score(&texts, &options, deadline).await?;
-            Ok(matrix(scores, usage.location))
+            let (texts, labels) = labelled()?;
+            let parameters = request.parameters_with(labels)?;
+            let limits = (&TextLimit::new(limit), scope);
+            let classifier = prepare_zero_shot(pipeline, texts.len(), &parameters, limits)?;
+            let scores = classifier.run(&texts, deadline).await?;
+            Ok(matrix(scores.rows, scores.usage.location))
         }
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &names.query)?)?;
             let texts = texts(required(request, &names.text)?, limit)?;
-            let raw_scores = request.parameter("raw_scores")?.unwrap_or(false);
-            let options = RankingOptions { truncation, raw_scores };
-            let (scores, usage) = pipeline.score(query, texts, options, deadline).await?;
+            let parameters: RankingParameters = request.task_parameters()?;
+            let (scores, usage) = parameters.prepare(pipeline, &scope).run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
             Ok(Output { shape, elements: Elements::Fp32(scores), location: usage.location })
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-            let options = seq2seq::options(request, &app.limits)?;
+            let options = seq2seq::options(request, &scope)?;
             match rows(names, request, limit)? {
                 Rows::Tokens(rows) => seq2seq::ids(pipeline, rows, &options, deadline).await,
                 Rows::Texts(texts) => seq2seq::texts(pipeline, texts, &options, deadline).await,

@@ -2,13 +2,13 @@
 
 use super::message::{InferRequest, Output, check_padded};
 use crate::{
-    api::app::App,
     backend::Deadline,
     error::Result,
     pipeline::{
         Input,
-        embedding::{EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, VectorKind},
+        embedding::{EmbeddingPipeline, Embeddings, VectorKind},
     },
+    task::{Scope, embedding::EmbeddingParameters},
     tensor::Elements,
 };
 
@@ -61,24 +61,18 @@ pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) 
 
 /// Runs a model once, and returns its outputs with these names.
 pub(super) async fn run<'a>(
-    app: &App,
     pipeline: &EmbeddingPipeline,
     (inputs, request): (Vec<Input>, &InferRequest),
     names: &[&'a str],
-    deadline: Deadline,
+    (scope, deadline): (Scope, Deadline),
 ) -> Result<Vec<(&'a str, Output)>> {
-    let options = EmbeddingOptions {
-        truncation: app.truncation(None, None),
-        normalize: None,
-        prompt_name: request.parameter("prompt_name")?,
-        dimensions: None,
-        max_values: app.limits.values,
+    let parameters = EmbeddingParameters {
+        outputs: Some(names.iter().map(|name| kind(name)).collect()),
+        output_dtype: None,
+        ..request.task_parameters()?
     };
-    let requested = RequestedVectors {
-        kinds: names.iter().map(|name| kind(name)).collect(),
-        max_active_dims: request.parameter("max_active_dims")?,
-    };
-    let Embeddings { vectors, usage } = pipeline.embed_kinds(inputs, &requested, &options, deadline).await?;
+    let embedder = parameters.prepare(pipeline, &scope)?;
+    let Embeddings { vectors, usage } = embedder.run(inputs, deadline).await?;
     let count = vectors.len();
     let dense = || vectors.iter().filter_map(|text| text.dense.as_deref());
     let sparse = || vectors.iter().map(|text| text.sparse.as_ref().map_or(&[][..], |sparse| &sparse.0));
@@ -91,7 +85,7 @@ pub(super) async fn run<'a>(
         MULTI_VECTORS => count * longest * width,
         _ => 0,
     };
-    check_padded(names.iter().map(values).sum(), app.limits.values)?;
+    check_padded(names.iter().map(values).sum(), scope.max_values)?;
     let output = |name: &&'a str| {
         let (shape, elements) = match *name {
             INDICES => {

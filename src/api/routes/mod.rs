@@ -18,9 +18,9 @@ use super::{
     openapi, page,
     rejection::Reply,
     route::{Api, Route, RouteMethod, get},
-    schemas::Object,
     server,
 };
+use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
 static APIS: [Api; 12] = [

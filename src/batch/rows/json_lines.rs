@@ -206,7 +206,7 @@ impl RowWriter for JsonLinesWriter {
         let Rows::Lines(lines) = rows else { return mismatched() };
         let Self { target, columns, buffer, names } = self;
         for (line, result) in lines.iter().zip(results) {
-            let written = target.append(buffer, |output| write_line(output, line, (columns, result), names));
+            let written = target.append(buffer, |output| write_line(output, line, (*columns, result), names));
             written.map_err(Error::io("cannot write the output"))?;
         }
         Ok(())

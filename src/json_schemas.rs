@@ -6,26 +6,26 @@ use schemars::{JsonSchema, Schema, transform::Transform};
 use serde_json::{Map, Value};
 
 /// An object with any fields.
-pub(super) type Object = Map<String, Value>;
+pub(crate) type Object = Map<String, Value>;
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(super) struct Text(#[schemars(length(min = 1))] String);
+pub(crate) struct Text(#[schemars(length(min = 1))] String);
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(super) struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
+pub(crate) struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(super) struct TextObject {
+pub(crate) struct TextObject {
     text: Text,
 }
 
 /// A text or a list of texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Texts {
+pub(crate) enum Texts {
     One(Text),
     Many(#[schemars(length(min = 1))] Vec<Text>),
 }
@@ -34,7 +34,7 @@ pub(super) enum Texts {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum OneText {
+pub(crate) enum OneText {
     Text(Text),
     List(#[schemars(length(equal = 1))] Vec<Text>),
 }
@@ -42,7 +42,7 @@ pub(super) enum OneText {
 /// A text, token ids, or a list of texts and token id lists.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Inputs {
+pub(crate) enum Inputs {
     Text(Text),
     Ids(#[schemars(length(min = 1))] Vec<TokenId>),
     Many(#[schemars(length(min = 1))] Vec<TextOrIds>),
@@ -51,7 +51,7 @@ pub(super) enum Inputs {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum TextOrIds {
+pub(crate) enum TextOrIds {
     Text(Text),
     Ids(#[schemars(length(min = 1))] Vec<TokenId>),
 }
@@ -60,7 +60,7 @@ pub(super) enum TextOrIds {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum InputsOrObjects {
+pub(crate) enum InputsOrObjects {
     Inputs(Inputs),
     Objects(#[schemars(length(min = 1))] Vec<TextObject>),
 }
@@ -68,19 +68,19 @@ pub(super) enum InputsOrObjects {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum TokenIdLists {
+pub(crate) enum TokenIdLists {
     One(#[schemars(length(min = 1))] Vec<TokenId>),
     Many(#[schemars(length(min = 1))] Vec<NonEmptyIds>),
 }
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(super) struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
+pub(crate) struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
 
 /// A text, a pair as a list, or a list whose items are lists with one or two texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Pairs {
+pub(crate) enum Pairs {
     Text(Text),
     Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
     Many(#[schemars(length(min = 1))] Vec<TextOrPair>),
@@ -89,7 +89,7 @@ pub(super) enum Pairs {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum TextOrPair {
+pub(crate) enum TextOrPair {
     Text(Text),
     Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
 }
@@ -97,7 +97,7 @@ pub(super) enum TextOrPair {
 /// A text, or an object with a text and its pair.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Classified {
+pub(crate) enum Classified {
     Text(Text),
     Pair { text: Text, text_pair: Option<String> },
 }
@@ -105,7 +105,7 @@ pub(super) enum Classified {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum OneOrManyClassified {
+pub(crate) enum OneOrManyClassified {
     One(Classified),
     Many(#[schemars(length(min = 1))] Vec<Classified>),
 }
@@ -113,7 +113,7 @@ pub(super) enum OneOrManyClassified {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum TextOrObject {
+pub(crate) enum TextOrObject {
     Text(Text),
     Object(TextObject),
 }
@@ -122,7 +122,7 @@ pub(super) enum TextOrObject {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum OptionalTexts {
+pub(crate) enum OptionalTexts {
     Text(String),
     Texts(Vec<Text>),
 }
@@ -131,7 +131,7 @@ pub(super) enum OptionalTexts {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum OptionalText {
+pub(crate) enum OptionalText {
     Text(String),
     List(#[schemars(length(max = 1))] Vec<Text>),
 }
@@ -140,13 +140,13 @@ pub(super) enum OptionalText {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum Digit {
+pub(crate) enum Digit {
     Number(#[schemars(range(max = 9))] u8),
     Text(#[schemars(regex(pattern = "^[0-9]$"))] String),
 }
 
 /// Adds a second name, as `serde(alias)` does: `Alias(name, alias)`.
-pub(super) struct Alias(pub(super) &'static str, pub(super) &'static str);
+pub(crate) struct Alias(pub(crate) &'static str, pub(crate) &'static str);
 
 impl Transform for Alias {
     fn transform(&mut self, schema: &mut Schema) {

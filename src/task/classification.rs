@@ -1,0 +1,139 @@
+//! Classification, with a model's own labels or with requested labels.
+
+use clap::Args;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{Scope, labels::LabelList};
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    pipeline::{
+        Input, Usage,
+        classification::ClassificationPipeline,
+        scores::ScoreFunction,
+        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
+    },
+    tokenizer::{Side, Truncation},
+};
+
+/// Text classification parameters.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[serde(expecting = "an object")]
+pub struct ClassificationParameters {
+    /// Maps the model's output to scores; the model's own function by default.
+    #[arg(skip)]
+    pub function_to_apply: Option<ScoreFunction>,
+    /// Number of labels to return; all by default.
+    #[arg(skip)]
+    #[schemars(range(min = 1))]
+    pub top_k: Option<usize>,
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    #[arg(skip)]
+    pub truncate: Option<bool>,
+    /// The text end that is cut off; the right one by default.
+    #[arg(skip)]
+    pub truncation_direction: Option<Side>,
+}
+
+/// Scores in text and label order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scores {
+    /// A score per label, for each text.
+    pub rows: Vec<Vec<f32>>,
+    /// Tokens and duration.
+    pub usage: Usage,
+}
+
+/// A classifier with checked parameters.
+#[derive(Clone, Debug)]
+pub struct Classifier {
+    pipeline: ClassificationPipeline,
+    truncation: Truncation,
+    function: ScoreFunction,
+    /// Maximum number of labels in a response.
+    pub top: Option<usize>,
+}
+
+impl ClassificationParameters {
+    /// Checks the parameters.
+    pub fn prepare(&self, pipeline: &ClassificationPipeline, scope: &Scope) -> Result<Classifier> {
+        if self.top_k == Some(0) {
+            return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0"));
+        }
+        Ok(Classifier {
+            pipeline: pipeline.clone(),
+            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            function: self.function_to_apply.unwrap_or(pipeline.settings().function),
+            top: self.top_k,
+        })
+    }
+}
+
+impl Classifier {
+    /// The model's labels.
+    pub fn labels(&self) -> &[String] {
+        &self.pipeline.settings().labels
+    }
+
+    /// Scores texts or pairs.
+    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Scores> {
+        let logits = self.pipeline.logits(inputs, self.truncation, deadline).await?;
+        let rows = logits.rows.iter().map(|row| self.function.apply(row)).collect();
+        Ok(Scores { rows, usage: logits.usage })
+    }
+}
+
+/// Zero-shot classification parameters.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[serde(expecting = "an object with `candidate_labels`")]
+pub struct ZeroShotParameters {
+    /// A list of labels, or a string with commas between them.
+    #[arg(
+        long = "labels",
+        help = "Labels for zero-shot classification or entities, separated by commas",
+        required = false,
+        action = clap::ArgAction::Append
+    )]
+    pub candidate_labels: LabelList,
+    /// The hypothesis for zero-shot classification, with {} for the label
+    #[arg(long = "template")]
+    pub hypothesis_template: Option<String>,
+    /// Score each label independently
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub multi_label: Option<bool>,
+}
+
+/// A zero-shot classifier with checked labels.
+#[derive(Clone, Debug)]
+pub struct ZeroShotClassifier {
+    pipeline: ZeroShotPipeline,
+    options: ZeroShotOptions,
+}
+
+impl ZeroShotParameters {
+    /// Checks labels and template.
+    pub fn prepare(&self, pipeline: &ZeroShotPipeline, scope: &Scope) -> Result<ZeroShotClassifier> {
+        let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
+        let template = self.hypothesis_template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
+        let options = ZeroShotOptions {
+            labels: Labels::new(labels, scope.max_labels)?,
+            template: Template::new(template)?,
+            multi_label: self.multi_label.unwrap_or(false),
+        };
+        Ok(ZeroShotClassifier { pipeline: pipeline.clone(), options })
+    }
+}
+
+impl ZeroShotClassifier {
+    /// The requested labels.
+    pub fn labels(&self) -> &[String] {
+        self.options.labels.as_slice()
+    }
+
+    /// Scores texts.
+    pub async fn run(&self, texts: &[String], deadline: Deadline) -> Result<Scores> {
+        let (rows, usage) = self.pipeline.score(texts, &self.options, deadline).await?;
+        Ok(Scores { rows, usage })
+    }
+}

@@ -1,0 +1,128 @@
+//! Embedding: dense vectors, sparse vectors and multi-vectors.
+
+use clap::Args;
+use serde::Deserialize;
+
+use super::Scope;
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    pipeline::{
+        Input,
+        embedding::{
+            EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors, VectorKind,
+        },
+        vectors::{Conversion, VectorType},
+    },
+    tokenizer::Side,
+};
+
+/// Embedding parameters.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Args)]
+#[serde(expecting = "an object")]
+pub struct EmbeddingParameters {
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    #[arg(skip)]
+    pub truncate: Option<bool>,
+    /// The text end that is cut off; the right one by default.
+    #[arg(skip)]
+    pub truncation_direction: Option<Side>,
+    /// The model's prompt with this name or for this role, such as `query`
+    #[arg(long = "prompt", value_name = "PROMPT")]
+    pub prompt_name: Option<String>,
+    /// Whether vectors are scaled to length 1 [default: the model's setting]
+    #[arg(long, value_name = "BOOLEAN")]
+    pub normalize: Option<bool>,
+    /// Truncate vectors to this many values
+    #[arg(long)]
+    pub dimensions: Option<usize>,
+    /// The vectors' number format [default: float]
+    #[arg(long = "vector-type", value_name = "TYPE")]
+    pub output_dtype: Option<VectorType>,
+    /// Vector kinds, separated by commas [default: the model's first among dense, sparse and multi_vector]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    pub outputs: Option<Vec<VectorKind>>,
+    /// Keep this many of a sparse vector's largest weights
+    #[arg(long, value_name = "NUMBER")]
+    pub max_active_dims: Option<usize>,
+    /// Name sparse vectors' weights by word instead of token id
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub words: Option<bool>,
+}
+
+/// An embedding model with checked parameters.
+#[derive(Clone, Debug)]
+pub struct Embedder {
+    /// The model.
+    pub pipeline: EmbeddingPipeline,
+    /// Requested vectors.
+    pub requested: RequestedVectors,
+    /// Options for dense vectors and multi-vectors.
+    pub options: EmbeddingOptions,
+    /// The dense vectors' number format.
+    pub output_dtype: VectorType,
+    /// Converts dense vectors to `output_dtype`.
+    pub conversion: Conversion,
+    has_words: bool,
+}
+
+impl EmbeddingParameters {
+    /// The options with the defaults in `scope`, without checks.
+    pub fn options(&self, scope: &Scope) -> EmbeddingOptions {
+        EmbeddingOptions {
+            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            normalize: self.normalize,
+            prompt_name: self.prompt_name.clone(),
+            dimensions: self.dimensions,
+            max_values: scope.max_values,
+        }
+    }
+
+    /// Checks the parameters. The default for `outputs` is the model's first vector kind.
+    pub fn prepare(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<Embedder> {
+        let first = || pipeline.settings().outputs().into_iter().take(1).map(|(kind, _)| kind).collect();
+        let kinds: Vec<VectorKind> = self.outputs.clone().unwrap_or_else(first);
+        if kinds.is_empty() {
+            return Err(Error::invalid(
+                "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
+            ));
+        }
+        let output_dtype = self.output_dtype.unwrap_or_default();
+        let mut options = self.options(scope);
+        let conversion = match kinds.contains(&VectorKind::Dense) {
+            true => self.conversion(pipeline)?,
+            false => Conversion::Float,
+        };
+        if matches!(conversion, Conversion::Integers { .. }) {
+            options.normalize = Some(true);
+        }
+        let requested = RequestedVectors { kinds, max_active_dims: self.max_active_dims };
+        pipeline.check(&requested)?;
+        let has_words = self.words.unwrap_or(false);
+        Ok(Embedder { pipeline: pipeline.clone(), requested, options, output_dtype, conversion, has_words })
+    }
+
+    /// The conversion of dense vectors to `output_dtype`.
+    fn conversion(&self, pipeline: &EmbeddingPipeline) -> Result<Conversion> {
+        let wanted = self.output_dtype.unwrap_or_default();
+        if matches!(wanted, VectorType::Int8 | VectorType::Uint8) && self.normalize == Some(false) {
+            return Err(Error::invalid(format!(
+                "expected normalized vectors for the type `{wanted}`, whose ranges are those of normalized vectors, but \
+                 found `normalize` false"
+            )));
+        }
+        pipeline.conversion(wanted, self.dimensions)
+    }
+}
+
+impl Embedder {
+    /// Embeds texts, in one run for all vector kinds.
+    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Embeddings<TextVectors>> {
+        self.pipeline.embed_kinds(inputs, &self.requested, &self.options, deadline).await
+    }
+
+    /// A token's word, if words are requested and the token has one.
+    pub fn word(&self, id: u32) -> Option<String> {
+        self.has_words.then(|| self.pipeline.encoder().tokenizer().token(id))?
+    }
+}

@@ -1,0 +1,152 @@
+//! Token classification: entities with a model's own labels or with requested labels.
+
+use clap::Args;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{Scope, labels::LabelList};
+use crate::{
+    backend::Deadline,
+    error::Result,
+    json_schemas::Alias,
+    pipeline::{
+        entities::Aggregation,
+        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
+        zero_shot::Labels,
+        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
+    },
+    tokenizer::{Side, WindowOptions},
+};
+
+/// Token classification parameters.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[serde(expecting = "an object")]
+pub struct TokenClassificationParameters {
+    /// How token labels become entities [default: simple]
+    #[arg(long = "aggregation", value_name = "STRATEGY")]
+    pub aggregation_strategy: Option<Aggregation>,
+    /// Entity labels to leave out, separated by commas [default: O]
+    #[arg(long, value_name = "LABELS", action = clap::ArgAction::Append)]
+    pub ignore_labels: Option<LabelList>,
+    /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
+    #[arg(long, value_name = "TOKENS")]
+    pub stride: Option<usize>,
+    /// Add texts in which entities are replaced by their labels
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub redact: Option<bool>,
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    #[arg(skip)]
+    pub truncate: Option<bool>,
+    /// The text end that is cut off; the right one by default.
+    #[arg(skip)]
+    pub truncation_direction: Option<Side>,
+}
+
+/// Parameters for entities with requested labels, named as in zero-shot classification and in the package `gliner`.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[serde(expecting = "an object with `candidate_labels`")]
+#[schemars(transform = Alias("candidate_labels", "labels"), transform = Alias("flat_ner", "flat"))]
+pub struct ZeroShotEntitiesParameters {
+    /// A list of labels, or a string with commas between them.
+    #[serde(alias = "labels")]
+    #[arg(long = "labels", required = false, action = clap::ArgAction::Append)]
+    pub candidate_labels: LabelList,
+    /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
+    #[arg(long, value_name = "SCORE")]
+    #[schemars(range(min = 0, max = 1))]
+    pub threshold: Option<f32>,
+    /// Whether no entity is inside of another; true by default.
+    #[serde(alias = "flat")]
+    #[arg(
+        long = "nested",
+        help = "Also find nested entities, with a model that takes labels",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "false"
+    )]
+    pub flat_ner: Option<bool>,
+    /// Whether the same words may be several entities.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub multi_label: Option<bool>,
+    /// Reads long texts in windows that overlap by this many words.
+    #[arg(long)]
+    pub stride: Option<usize>,
+    /// Whether to return texts with labels in place of entities, too.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub redact: Option<bool>,
+    /// Whether texts above the token limit are truncated; otherwise they are refused. Labels count
+    /// towards the limit.
+    #[arg(skip)]
+    pub truncate: Option<bool>,
+    /// The text end that is cut off; the right one by default.
+    #[arg(skip)]
+    pub truncation_direction: Option<Side>,
+}
+
+/// A model that finds entities, with checked parameters.
+#[derive(Clone, Debug)]
+pub enum EntityFinder {
+    /// With the model's own labels.
+    Own(TokenClassificationPipeline, TokenClassificationOptions),
+    /// With requested labels.
+    Labels(ZeroShotEntitiesPipeline, ZeroShotEntitiesOptions),
+}
+
+impl TokenClassificationParameters {
+    /// Checks the parameters.
+    pub fn prepare(&self, pipeline: &TokenClassificationPipeline, scope: &Scope) -> Result<EntityFinder> {
+        let ignored = self.ignore_labels.as_ref();
+        let ignored = ignored.map(|labels| labels.read("parameters.ignore_labels", scope.max_labels));
+        let windows = WindowOptions {
+            stride: self.stride,
+            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            max_windows: scope.max_parts,
+            begin_at_words: false,
+        };
+        let redacts = self.redact.unwrap_or(false);
+        let options = TokenClassificationOptions::new(
+            self.aggregation_strategy,
+            ignored.transpose()?,
+            windows,
+            redacts,
+        )?;
+        Ok(EntityFinder::Own(pipeline.clone(), options))
+    }
+}
+
+impl ZeroShotEntitiesParameters {
+    /// Checks the parameters.
+    pub fn prepare(&self, pipeline: &ZeroShotEntitiesPipeline, scope: &Scope) -> Result<EntityFinder> {
+        let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
+        let options = ZeroShotEntitiesOptions {
+            labels: Labels::new(labels, scope.max_labels)?,
+            search: EntitySearch::new(self.threshold, self.flat_ner, self.multi_label)?,
+            windows: WindowOptions {
+                stride: self.stride,
+                truncation: scope.truncation(self.truncate, self.truncation_direction),
+                max_windows: scope.max_parts,
+                begin_at_words: false,
+            },
+            redacts: self.redact.unwrap_or(false),
+        };
+        Ok(EntityFinder::Labels(pipeline.clone(), options))
+    }
+}
+
+impl EntityFinder {
+    /// Whether entities are replaced in texts.
+    pub fn redacts(&self) -> bool {
+        match self {
+            Self::Own(_, options) => options.redacts,
+            Self::Labels(_, options) => options.redacts,
+        }
+    }
+
+    /// Finds entities in texts.
+    pub async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<FoundEntities> {
+        match self {
+            Self::Own(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+            Self::Labels(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+        }
+    }
+}

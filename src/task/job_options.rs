@@ -1,0 +1,213 @@
+//! Job options: task parameters as texts, until the model and so its task is known.
+//!
+//! They are declared by the parameter types: each argument of the command line is an option of jobs, which rules and object
+//! metadata set by the argument's name.
+
+use std::collections::BTreeMap;
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
+use serde::Serialize;
+
+use super::{
+    classification::{ClassificationParameters, ZeroShotParameters},
+    embedding::EmbeddingParameters,
+    entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+    ranking::RankingParameters,
+    text_to_text::TextToTextParameters,
+};
+use crate::{
+    error::{Error, Result},
+    model::Pipeline,
+};
+
+/// A job's task options, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct JobOptions(BTreeMap<String, String>);
+
+impl JobOptions {
+    /// Sets an option, or returns the expected value if it has another form. `None` if there is no such option.
+    pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
+        let argument = all().into_iter().find(|argument| option_name(argument) == name)?;
+        let value = match argument.get_value_delimiter() {
+            Some(_) => value.split(',').map(str::trim).collect::<Vec<_>>().join(","),
+            None => value.to_owned(),
+        };
+        let flag = flag(&argument, &value);
+        let choices: Vec<_> =
+            argument.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+        if parser().arg(argument).try_get_matches_from([flag]).is_err() {
+            return Some(Err(expected(&choices)));
+        }
+        self.0.insert(name.to_owned(), value);
+        Some(Ok(()))
+    }
+
+    /// All option names.
+    pub fn names() -> Vec<String> {
+        all().iter().map(|argument| option_name(argument).to_owned()).collect()
+    }
+
+    /// An option's value.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// A task's parameters; other tasks' options are left out.
+    pub(crate) fn parameters<T: Args>(&self) -> Result<T> {
+        let own = arguments::<T>();
+        let flags = own.iter().filter_map(|argument| Some(flag(argument, self.get(option_name(argument))?)));
+        let matches = T::augment_args(parser()).try_get_matches_from(flags);
+        let parameters = matches.and_then(|matches| T::from_arg_matches(&matches));
+        parameters.map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
+    }
+
+    /// The argument for an option that has no effect on a model's task.
+    pub fn without_effect(&self, pipeline: &Pipeline) -> Option<String> {
+        let own = match pipeline {
+            Pipeline::Embedding(_) => arguments::<EmbeddingParameters>(),
+            Pipeline::Classification(_) => arguments::<ClassificationParameters>(),
+            Pipeline::TokenClassification(_) => arguments::<TokenClassificationParameters>(),
+            Pipeline::ZeroShotEntities(_) => arguments::<ZeroShotEntitiesParameters>(),
+            Pipeline::ZeroShot(_) => arguments::<ZeroShotParameters>(),
+            Pipeline::Ranking(_) => arguments::<RankingParameters>(),
+            Pipeline::Translation(_) => arguments::<TextToTextParameters>(),
+            Pipeline::TextToText(_) => Vec::new(),
+        };
+        let is_own = |name: &str| own.iter().any(|argument| option_name(argument) == name);
+        let other = all().into_iter().find(|argument| {
+            let name = option_name(argument);
+            self.0.contains_key(name) && !is_own(name)
+        });
+        other.map(|argument| format!("--{}", argument.get_long().unwrap_or_default()))
+    }
+}
+
+/// All tasks' arguments. Where tasks share one, the first describes it.
+fn all() -> Vec<Arg> {
+    let tasks = [
+        arguments::<ZeroShotParameters>(),
+        arguments::<TokenClassificationParameters>(),
+        arguments::<ZeroShotEntitiesParameters>(),
+        arguments::<ClassificationParameters>(),
+        arguments::<RankingParameters>(),
+        arguments::<TextToTextParameters>(),
+        arguments::<EmbeddingParameters>(),
+    ];
+    let mut all: Vec<Arg> = Vec::new();
+    for argument in tasks.into_iter().flatten() {
+        if all.iter().all(|known| known.get_id() != argument.get_id()) {
+            all.push(argument.required(false));
+        }
+    }
+    all
+}
+
+fn arguments<T: Args>() -> Vec<Arg> {
+    T::augment_args(Command::new("")).get_arguments().cloned().collect()
+}
+
+fn parser() -> Command {
+    Command::new("").no_binary_name(true)
+}
+
+/// An argument's name in rules and metadata. A flag that negates its parameter has the parameter's name there.
+fn option_name(argument: &Arg) -> &str {
+    match argument.get_long().unwrap_or_default() {
+        "nested" => "flat",
+        long => long,
+    }
+}
+
+fn flag(argument: &Arg, value: &str) -> String {
+    format!("--{}={value}", argument.get_long().unwrap_or_default())
+}
+
+/// An option's values, as an error describes them.
+fn expected(choices: &[String]) -> String {
+    match choices {
+        [] => "a number".to_owned(),
+        [only] => format!("`{only}`"),
+        [others @ .., last] => format!("{} or `{last}`", crate::error::quoted(others)),
+    }
+}
+
+impl Args for JobOptions {
+    fn augment_args(command: Command) -> Command {
+        // On the command line, a flag has no value.
+        let as_flag = |argument: Arg| match argument.get_num_args() {
+            Some(count) if count.min_values() == 0 => argument.num_args(0).require_equals(false),
+            _ => argument,
+        };
+        command.args(all().into_iter().map(as_flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for JobOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut options = Self::default();
+        options.update_from_arg_matches(matches)?;
+        Ok(options)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for argument in all() {
+            let id = argument.get_id().as_str();
+            if matches.value_source(id) == Some(ValueSource::CommandLine) {
+                let values = matches.get_raw(id).into_iter().flatten();
+                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+                self.0.insert(option_name(&argument).to_owned(), values.join(","));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(pairs: &[(&str, &str)]) -> JobOptions {
+        let mut options = JobOptions::default();
+        pairs.iter().for_each(|(name, value)| options.set(name, value).unwrap().unwrap());
+        options
+    }
+
+    #[test]
+    fn options_of_the_command_line_are_those_of_metadata() {
+        let read = |line: &[&str]| {
+            let matches = JobOptions::augment_args(parser()).try_get_matches_from(line).unwrap();
+            JobOptions::from_arg_matches(&matches).unwrap()
+        };
+        assert_eq!(
+            read(&["--labels", "a,b", "--labels", "c", "--nested", "--multi-label", "--threshold", "0.25"]),
+            options(&[
+                ("labels", "a,b,c"),
+                ("flat", "false"),
+                ("multi-label", "true"),
+                ("threshold", "0.25")
+            ])
+        );
+        let line = ["--outputs", "dense,sparse", "--normalize", "false", "--words"];
+        let found = options(&[("outputs", "dense, sparse"), ("normalize", "false"), ("words", "true")]);
+        assert_eq!(read(&line), found);
+        let parameters: EmbeddingParameters = found.parameters().unwrap();
+        assert_eq!((parameters.normalize, parameters.words), (Some(false), Some(true)));
+        assert_eq!(parameters.outputs.unwrap().len(), 2);
+    }
+
+    #[test]
+    fn options_of_other_forms_are_refused() {
+        let refused = |name, value| JobOptions::default().set(name, value).map(Result::unwrap_err);
+        assert_eq!(refused("multi-label", "maybe").unwrap(), "`true` or `false`");
+        assert_eq!(refused("stride", "x").unwrap(), "a number");
+        assert_eq!(refused("outputs", "dense,x").unwrap(), "`dense`, `sparse` or `multi_vector`");
+        assert_eq!(refused("top-k", "1"), None);
+        // Each option is one of a parameter type, so that serde knows it as well.
+        assert!(all().iter().all(|argument| argument.get_long().is_some()));
+    }
+}

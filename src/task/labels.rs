@@ -1,0 +1,88 @@
+//! Labels in a request or a job.
+
+use std::{convert::Infallible, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::count;
+use crate::{
+    error::{Error, Result},
+    json::kind,
+    json_schemas::Texts,
+    pipeline::zero_shot::Labels,
+};
+
+/// A list of labels, or a string with commas between them.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct LabelList(#[schemars(with = "Texts")] Value);
+
+impl FromStr for LabelList {
+    type Err = Infallible;
+
+    fn from_str(labels: &str) -> Result<Self, Infallible> {
+        Ok(Self(labels.into()))
+    }
+}
+
+impl From<Vec<String>> for LabelList {
+    fn from(labels: Vec<String>) -> Self {
+        Self(labels.into())
+    }
+}
+
+impl LabelList {
+    /// The labels: any number up to `limit`, which is checked before they are copied.
+    pub fn read(&self, field: &str, limit: usize) -> Result<Vec<String>> {
+        let check = |found: usize| match found {
+            0 => Ok(()),
+            found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
+        };
+        let unexpected = |field: &str, expected: &str, found: &Value| {
+            Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
+        };
+        match &self.0 {
+            Value::String(labels) => {
+                check(Labels::parts(labels).count())?;
+                Ok(Labels::split(labels))
+            }
+            Value::Array(values) => {
+                check(values.len())?;
+                let values = values.iter().enumerate();
+                let label = |(index, value): (usize, &Value)| match value {
+                    Value::String(label) => Ok(label.clone()),
+                    other => Err(unexpected(&format!("{field}[{index}]"), "a string", other)),
+                };
+                values.map(label).collect()
+            }
+            other => Err(unexpected(field, "a list of strings, or a string with commas", other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn labels_are_counted_before_they_are_read() {
+        let read = |value: Value| LabelList(value).read("parameters.candidate_labels", 3);
+        let refusal = |value: Value| read(value).unwrap_err().to_string();
+        let commas = LabelList(json!(",a ,".repeat(1_000_000)));
+        let bytes = allocation_counter::measure(|| drop(commas.read("labels", 3))).bytes_max;
+        assert!(bytes < 100_000, "{bytes}");
+        let messages = [json!(vec![7; 4]), json!(["a", 7]), json!(7)].map(refusal);
+        insta::assert_snapshot!(messages.join("\n"), @r"
+        expected 1 to 3 `candidate_labels`, but found 4
+        expected `parameters.candidate_labels[1]` to be a string, but found a number
+        expected `parameters.candidate_labels` to be a list of strings, or a string with commas, but found a number
+        ");
+        insta::assert_snapshot!(commas.read("labels", 3).unwrap_err(), @"expected 1 to 3 `labels`, but found 1000000");
+        assert_eq!(read(json!("a, b,,")).unwrap(), read(json!(["a", "b"])).unwrap());
+    }
+}
