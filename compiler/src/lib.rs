@@ -11,6 +11,7 @@ mod encoder;
 pub mod export;
 pub mod fetch;
 mod files;
+mod format;
 mod functions;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

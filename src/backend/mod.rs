@@ -7,6 +7,7 @@ pub mod processor;
 pub mod routing;
 pub mod scripted;
 pub mod seq2seq;
+mod signature;
 pub mod similarity;
 pub mod speed;
 pub mod triton;
