@@ -11,6 +11,8 @@ mod encoder;
 pub mod export;
 pub mod fetch;
 mod files;
+#[cfg(test)]
+mod fixture;
 mod format;
 mod functions;
 #[cfg(any(test, feature = "fuzzing"))]
