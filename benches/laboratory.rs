@@ -21,9 +21,9 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
-        native::Query,
         onnx::{ExternalWeights, Runtime, Session, library},
         seq2seq::{Decoder, Seq2SeqBackend},
+        similarity::Query,
     },
     batch::pass_through,
     config::Config,

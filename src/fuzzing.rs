@@ -50,11 +50,18 @@ impl Corpus<'_> {
         files.map(|file| file.unwrap().path()).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
     }
 
-    /// Runs each reader with all its inputs.
+    /// Runs each reader with all its inputs, then with mutated ones for a tenth of a second or for `FUZZ_SECONDS`.
+    /// `make fuzz` is guided by coverage and reaches more.
     ///
     /// # Panics
-    /// If a reader panics, takes too much memory or has no inputs.
-    pub fn replay(&self) {
+    /// If a reader panics, takes too much memory or more than 10 s, or has no inputs. A mutated input is then in the
+    /// folder for temporary files.
+    pub fn check(&self) {
+        self.replay();
+        self.mutate();
+    }
+
+    fn replay(&self) {
         for (name, reader) in self.readers {
             let inputs = self.inputs(name);
             assert!(!inputs.is_empty(), "{name} has no inputs");
@@ -67,13 +74,7 @@ impl Corpus<'_> {
         }
     }
 
-    /// Runs each reader with mutated inputs, for a tenth of a second or for `FUZZ_SECONDS`. `make fuzz` is guided by
-    /// coverage and reaches more.
-    ///
-    /// # Panics
-    /// If a reader panics, takes too much memory or more than 10 s. The input is then in the folder for
-    /// temporary files.
-    pub fn mutate(&self) {
+    fn mutate(&self) {
         let seconds = env::var("FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0.1);
         for (name, reader) in self.readers {
             let inputs: Vec<Vec<u8>> = self.inputs(name).into_iter().map(|(_, bytes)| bytes).collect();

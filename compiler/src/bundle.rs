@@ -1,19 +1,22 @@
 //! Writes a source as a bundle and measures its quality.
 
 use std::{
-    num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use super::{
-    bergamot, calibration,
-    config::ConfigFile,
+    calibration,
     cost::{self, Comparison},
-    encoder, export, files,
-    keys::{self, Kind},
+    files,
+    format::{check_keys, open},
     onnx,
-    plan::{Build, Plan},
-    quality::{self, Shortfall, model::EncoderModel},
+    plan::Build,
+    quality::{
+        self, SENTENCES, Shortfall,
+        compare::qualities,
+        served::{Answers, EncoderParts, ServedEncoder},
+    },
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     static_embedding,
@@ -21,12 +24,10 @@ use super::{
     weights::Weights,
 };
 use kivu::{
-    backend::{
-        Engine, Signature,
-        onnx::{Runtime, Session},
-    },
+    backend::{Engine, Signature, onnx::Runtime},
     error::{Error, Result},
-    pipeline::{Task, embedding::EmbeddingSettings},
+    onnx_proto::{GraphProto, ModelProto},
+    pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{
         ModelKind, WeightForm,
         bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
@@ -50,7 +51,8 @@ pub(super) struct Written {
 /// with block quantization, if that is better.
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
-    let (written, shortfall) = write_in(build, None)?;
+    let mut model = Model::read(build)?;
+    let (written, shortfall) = model.write(plan.precision, None)?;
     let Some((form, shortfall)) = shortfall else { return Ok(written) };
     let others = if Weights::are_in(&plan.transformer()?) { form.fallbacks() } else { &[Precision::Fp32] };
     let is_fixed = plan.is_precision_fixed || seq2seq::is_in(&plan.folder);
@@ -59,8 +61,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
         return Err(shortfall.refusal(others));
     }
     let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
-    let better = Plan { precision: *better, ..plan.clone() };
-    match write_in(Build { plan: &better, ..build }, Some(reason))? {
+    match model.write(*better, Some(reason))? {
         (written, None) => Ok(written),
         (_, Some((form, shortfall))) => Err(shortfall.refusal(form.fallbacks())),
     }
@@ -71,242 +72,257 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
-/// Writes a plan's bundle, with the reason for its precision. Returns it with its quality shortfall, if any.
-fn write_in(build: Build<'_>, reason: Option<String>) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
-    let Build { plan, scratch, progress, .. } = build;
-    progress.stage("read the weights", 1);
-    let warnings = check_keys(plan)?;
-    let mut source = open(build)?;
-    if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
-        plan.prompts.apply(settings)?;
-    }
-    let (task, other_tasks) = task(plan, &source.settings)?;
-    let head = unused_head(plan, &source)?;
-    let runtime = (build.runtime)()?;
-    progress.step();
-
-    let is_compared = plan.precision != Precision::Fp32 && !source.is_quantized;
-    progress.stage("write the graphs", 1 + usize::from(is_compared));
-    let write = |precision, name: &str| {
-        let folder = files::create_folder(&scratch.join(name))?;
-        onnx::write_all((source.graphs)(precision)?, &folder)?;
-        progress.step();
-        Ok::<_, Error>(folder)
-    };
-    let reference = is_compared.then(|| write(Precision::Fp32, "fp32")).transpose()?;
-    let folder = write(plan.precision, &format!("bundle-{}", plan.precision))?;
-    let forms = match &reference {
-        Some(reference) => {
-            Some(([reference.as_path(), &folder], [cost::size(reference)?, cost::size(&folder)?]))
-        }
-        None => None,
-    };
-    files::write(&folder.join(TOKENIZER), &source.tokenizer)?;
-    if let Some(compiled) = Tokenizer::compile(&source.tokenizer)? {
-        files::write(&folder.join(PIECES), &compiled)?;
-    }
-    for (name, bytes) in &source.files {
-        files::write(&folder.join(name), bytes)?;
-    }
-
-    let signature = |graph| signature(&folder.join(graph), runtime);
-    let mut vectors = None;
-    let (graph, measured) = match &mut source.settings {
-        TaskSettings::Encoder(settings) => {
-            let tokenizer = Tokenizer::from_json(&source.tokenizer)?;
-            let open = |folder: &Path, engine| EncoderModel::open(runtime, folder, engine);
-            let model = open(&folder, source.engine)?;
-            quality::encoder::check(&model, &tokenizer, settings)?;
-            let measured = match forms {
-                None => None,
-                Some(([reference, _], sizes)) => {
-                    let models = [&open(reference, Engine::Onnx)?, &model];
-                    Some(quality::encoder::measure(models, sizes, &tokenizer, settings, progress)?)
-                }
-            };
-            let (measured, of_sentences) = measured.unzip();
-            if let EncoderSettings::Embedding(settings) = settings
-                && settings.dense.is_some()
-                && task == Task::FeatureExtraction
-            {
-                let (ranges, quality) =
-                    calibration::calibrate(&model, &tokenizer, settings, of_sentences, progress)?;
-                files::write(&folder.join(RANGES), &ranges.to_bytes())?;
-                vectors = Some(quality);
-            }
-            (MODEL, measured)
-        }
-        TaskSettings::Seq2Seq(settings, _) => {
-            settings.decoder.signature = signature(DECODER)?;
-            let measure = |forms| quality::seq2seq::measure(runtime, forms, settings, progress);
-            let measured = forms.map(measure).transpose()?;
-            (ENCODER, measured.map(|(quality, comparison)| (vec![quality], comparison)))
-        }
-    };
-    let (qualities, comparison) = measured.unzip();
-    let qualities = qualities.unwrap_or_default();
-    let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
-    let form = form(plan, &source);
-    let mut manifest = manifest(plan, task, source, (graph, signature(graph)?), (qualities, vectors));
-    manifest.warnings = warnings;
-    if let Some(reason) = &reason {
-        manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
-    }
-    manifest.files = files::list(&folder)?
-        .iter()
-        .map(|(path, _)| describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
-        .collect::<Result<_>>()?;
-    files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-    Ok((
-        Written { folder, comparison, note: joined(head, reason), other_tasks },
-        shortfall.map(|shortfall| (form, shortfall)),
-    ))
-}
-
-/// Model formats.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Bergamot,
-    StaticEmbedding,
-    Gliner,
-    Seq2Seq,
-    Encoder,
-    Export,
-}
-
-/// Checks the keys in all model files; returns warnings about keys that the plan allows.
-fn check_keys(plan: &Plan) -> Result<Vec<String>> {
-    let kind = match format(plan)? {
-        Format::Bergamot => return Ok(Vec::new()),
-        Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
-        Format::Gliner => Kind::Gliner,
-        Format::Seq2Seq => Kind::Seq2Seq,
-        Format::Export => Kind::Export,
-    };
-    keys::check(plan, kind)
-}
-
-/// Opens the model in the plan's folder.
-fn open(build: Build<'_>) -> Result<Source<'_>> {
-    let format = format(build.plan)?;
-    if build.plan.adapter.is_some() && format != Format::Encoder {
-        return Err(Error::model(format!(
-            "expected an encoder from safetensors or a checkpoint of PyTorch as the base of an adapter, but found another \
-             model in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
-            build.plan.folder.display()
-        )));
-    }
-    match format {
-        Format::Bergamot => bergamot::open(build.plan),
-        Format::StaticEmbedding => static_embedding::open(build.plan),
-        Format::Gliner => encoder::open_gliner(build.plan),
-        Format::Seq2Seq => seq2seq::open(build),
-        Format::Encoder => encoder::open(build.plan),
-        Format::Export => export::open(build),
-    }
-}
-
-/// Detects the model format in the plan's folder.
-fn format(plan: &Plan) -> Result<Format> {
-    let (folder, transformer) = (&plan.folder, &plan.transformer()?);
-    if bergamot::is_in(folder) {
-        Ok(Format::Bergamot)
-    } else if static_embedding::is_in(folder)? {
-        Ok(Format::StaticEmbedding)
-    } else if encoder::is_gliner(folder) {
-        Ok(Format::Gliner)
-    } else if !transformer.join(ConfigFile::NAME).is_file() {
-        let found = match transformer.join(MANIFEST).is_file() {
-            true => "a bundle; `kivu serve` serves it",
-            false => "neither `config.json` nor `model.….bin`",
-        };
-        Err(Error::model(format!(
-            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
-             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found {found}",
-            transformer.display()
-        )))
-    } else if seq2seq::is_in(folder) {
-        Ok(Format::Seq2Seq)
-    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
-        Ok(Format::Encoder)
-    } else {
-        Ok(Format::Export)
-    }
-}
-
-/// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
-fn is_supported(folder: &Path) -> bool {
-    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
-}
-
-fn signature(graph: &Path, runtime: Runtime) -> Result<Signature> {
-    Ok(Session::open(runtime, graph, NonZeroUsize::MIN)?.signature().clone())
-}
-
-/// The weight form to write.
-fn form(plan: &Plan, source: &Source<'_>) -> WeightForm {
-    let kind = match source.settings {
-        _ if source.is_quantized => ModelKind::Export,
-        _ if source.architecture == static_embedding::ARCHITECTURE => ModelKind::Table,
-        TaskSettings::Seq2Seq(..) => ModelKind::Generator,
-        TaskSettings::Encoder(_) => ModelKind::Encoder,
-    };
-    WeightForm::new(plan.precision, source.engine, kind)
-}
-
-/// The manifest for the bundle in `folder`.
-fn manifest(
-    plan: &Plan,
+/// A model that was read, with what its bundles in all precisions share.
+struct Model<'a> {
+    build: Build<'a>,
+    source: Source<'a>,
+    runtime: Runtime,
     task: Task,
-    source: Source<'_>,
-    (graph, signature): (&str, Signature),
-    (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
-) -> Manifest {
-    let storage = form(plan, &source).storage();
-    let (mut embedding, mut classification, mut token_classification) = (None, None, None);
-    let (mut zero_shot_entities, mut seq2seq) = (None, None);
-    match source.settings {
-        TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
-        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => classification = Some(settings),
-        TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
-            token_classification = Some(settings);
-        }
-        TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
-            zero_shot_entities = Some(settings);
-        }
-        TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
+    other_tasks: Vec<Task>,
+    /// The head that is left out.
+    head: Option<String>,
+    warnings: Vec<String>,
+    /// Written and measured once, for all quantized bundles.
+    reference: Option<Reference>,
+}
+
+/// The fp32 form of a model.
+struct Reference {
+    graphs: WrittenGraphs,
+    /// Of an encoder, once they are measured.
+    answers: Option<Answers>,
+}
+
+/// Graphs in a folder.
+struct WrittenGraphs {
+    folder: PathBuf,
+    /// The size of the graphs and their weights.
+    bytes: u64,
+    signatures: Vec<(&'static str, Signature)>,
+}
+
+impl WrittenGraphs {
+    fn signature(&self, graph: &str) -> Result<Signature> {
+        let found = self.signatures.iter().find(|(name, _)| *name == graph);
+        let found =
+            found.ok_or_else(|| Error::model(format!("expected the graph `{graph}`, but found none")))?;
+        Ok(found.1.clone())
     }
-    let mut qualities = qualities.into_iter();
-    let quality = qualities.next();
-    let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
-    let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
-    Manifest {
-        format: Manifest::FORMAT,
-        name: plan.name.clone(),
-        aliases: plan.aliases.clone(),
-        task,
-        graph: graph.to_owned(),
-        engine: source.engine,
-        source: manifest::Source {
-            architecture: source.architecture,
-            from: plan.from.clone(),
-            sha256: source.sha256,
-        },
-        weights: manifest::Weights {
-            precision: plan.precision,
-            plan: storage.to_owned(),
-            quality,
-            other_vectors,
-        },
-        vectors,
-        embedding,
-        classification,
-        token_classification,
-        zero_shot_entities,
-        seq2seq,
-        tensors: plan.tensors.clone(),
-        warnings: Vec::new(),
-        signature,
-        files: Vec::new(),
+}
+
+/// The quality and cost of a bundle, and the vectors that its manifest describes.
+#[derive(Default)]
+struct Measured {
+    qualities: Vec<Quality>,
+    comparison: Option<Comparison>,
+    vectors: Option<VectorQuality>,
+}
+
+impl<'a> Model<'a> {
+    fn read(build: Build<'a>) -> Result<Self> {
+        let Build { plan, progress, .. } = build;
+        progress.stage("read the weights", 1);
+        let warnings = check_keys(plan)?;
+        let mut source = open(build)?;
+        if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
+            plan.prompts.apply(settings)?;
+        }
+        let (task, other_tasks) = task(plan, &source.settings)?;
+        let head = unused_head(plan, &source)?;
+        let runtime = (build.runtime)()?;
+        progress.step();
+        Ok(Self { build, source, runtime, task, other_tasks, head, warnings, reference: None })
+    }
+
+    /// Writes a bundle, with the reason for its precision. Returns it with its quality shortfall, if any.
+    fn write(
+        &mut self,
+        precision: Precision,
+        reason: Option<String>,
+    ) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
+        let plan = self.build.plan;
+        let graphs = self.write_graphs(precision)?;
+        let tokenizer = self.write_files(&graphs.folder)?;
+        let mut settings = self.source.settings.clone();
+        let (graph, measured) = match &mut settings {
+            TaskSettings::Encoder(settings) => (MODEL, self.measure_encoder(settings, &graphs, tokenizer)?),
+            TaskSettings::Seq2Seq(settings, _) => {
+                settings.decoder.signature = graphs.signature(DECODER)?;
+                (ENCODER, self.measure_generator(settings, &graphs)?)
+            }
+        };
+        let Measured { qualities, comparison, vectors } = measured;
+        let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
+        let form = self.form(precision);
+        let signature = graphs.signature(graph)?;
+        let mut manifest = self.manifest(precision, settings, (graph, signature), (qualities, vectors));
+        if let Some(reason) = &reason {
+            manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
+        }
+        let folder = graphs.folder;
+        manifest.files = files::list(&folder)?
+            .iter()
+            .map(|(path, _)| {
+                describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+            })
+            .collect::<Result<_>>()?;
+        files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
+        let (note, other_tasks) = (joined(self.head.clone(), reason), self.other_tasks.clone());
+        Ok((Written { folder, comparison, note, other_tasks }, shortfall.map(|shortfall| (form, shortfall))))
+    }
+
+    /// Writes the graphs of a bundle, and before the first quantized one those of its reference.
+    fn write_graphs(&mut self, precision: Precision) -> Result<WrittenGraphs> {
+        let Build { scratch, progress, .. } = self.build;
+        let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;
+        let lacks_reference = is_compared && self.reference.is_none();
+        progress.stage("write the graphs", 1 + usize::from(lacks_reference));
+        let write = |precision, name: &str| {
+            let folder = files::create_folder(&scratch.join(name))?;
+            let graphs = (self.source.graphs)(precision)?;
+            let signature = |(name, model): &(&'static str, ModelProto)| {
+                Ok((*name, Signature::declared(model.graph.as_ref().unwrap_or(&GraphProto::default()))?))
+            };
+            let signatures = graphs.iter().map(signature).collect::<Result<_>>()?;
+            onnx::write_all(graphs, &folder)?;
+            progress.step();
+            Ok::<_, Error>(WrittenGraphs { bytes: cost::size(&folder)?, folder, signatures })
+        };
+        if lacks_reference {
+            self.reference = Some(Reference { graphs: write(Precision::Fp32, "fp32")?, answers: None });
+        }
+        write(precision, &format!("bundle-{precision}"))
+    }
+
+    /// Writes the files of a bundle that do not depend on its precision. Returns its tokenizer, as it is served.
+    fn write_files(&self, folder: &Path) -> Result<Tokenizer> {
+        let Source { tokenizer, files, .. } = &self.source;
+        files::write(&folder.join(TOKENIZER), tokenizer)?;
+        for (name, bytes) in files {
+            files::write(&folder.join(name), bytes)?;
+        }
+        match Tokenizer::compile(tokenizer)? {
+            Some(compiled) => {
+                files::write(&folder.join(PIECES), &compiled)?;
+                Tokenizer::from_compiled(compiled)
+            }
+            None => Tokenizer::from_json(tokenizer),
+        }
+    }
+
+    /// Measures an encoder as it is served, and writes the ranges of its vectors.
+    fn measure_encoder(
+        &mut self,
+        settings: &EncoderSettings,
+        graphs: &WrittenGraphs,
+        tokenizer: Tokenizer,
+    ) -> Result<Measured> {
+        let (progress, runtime, tokenizer) = (self.build.progress, self.runtime, Arc::new(tokenizer));
+        let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings };
+        let model = ServedEncoder::open(parts, &graphs.folder, self.source.engine)?;
+        model.check()?;
+        let (mut measured, mut documents) = (Measured::default(), None);
+        if let Some(Reference { graphs: of_reference, answers }) = &mut self.reference {
+            let forms = 1 + usize::from(answers.is_none());
+            progress.stage("measure the quality", forms * SENTENCES.lines().count());
+            let reference = match answers.take() {
+                Some(answers) => answers,
+                None => ServedEncoder::open(parts, &of_reference.folder, Engine::Onnx)?.measure(progress)?,
+            };
+            let built = model.measure(progress)?;
+            let bytes = [of_reference.bytes, graphs.bytes];
+            measured.comparison = Some(Comparison::new(bytes, [reference.time, built.time], built.reads));
+            measured.qualities = qualities(settings, [&reference, &built]);
+            *answers = Some(reference);
+            documents = Some(built.values());
+        }
+        if let ServedEncoder::Embedding(pipeline) = &model
+            && pipeline.settings().dense.is_some()
+            && self.task == Task::FeatureExtraction
+        {
+            let (ranges, quality) = calibration::calibrate(pipeline, documents, progress)?;
+            files::write(&graphs.folder.join(RANGES), &ranges.to_bytes())?;
+            measured.vectors = Some(quality);
+        }
+        Ok(measured)
+    }
+
+    /// Measures a model that generates texts.
+    fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
+        let Some(Reference { graphs: reference, .. }) = &self.reference else {
+            quality::seq2seq::check(self.runtime, &graphs.folder, settings)?;
+            return Ok(Measured::default());
+        };
+        let forms = ([reference.folder.as_path(), &graphs.folder], [reference.bytes, graphs.bytes]);
+        let (quality, comparison) =
+            quality::seq2seq::measure(self.runtime, forms, settings, self.build.progress)?;
+        Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })
+    }
+
+    /// The form of the weights in a precision.
+    fn form(&self, precision: Precision) -> WeightForm {
+        let source = &self.source;
+        let kind = match source.settings {
+            _ if source.is_quantized => ModelKind::Export,
+            _ if source.architecture == static_embedding::ARCHITECTURE => ModelKind::Table,
+            TaskSettings::Seq2Seq(..) => ModelKind::Generator,
+            TaskSettings::Encoder(_) => ModelKind::Encoder,
+        };
+        WeightForm::new(precision, source.engine, kind)
+    }
+
+    /// The manifest of a bundle, without its files.
+    fn manifest(
+        &self,
+        precision: Precision,
+        settings: TaskSettings,
+        (graph, signature): (&str, Signature),
+        (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
+    ) -> Manifest {
+        let (plan, source) = (self.build.plan, &self.source);
+        let storage = self.form(precision).storage();
+        let (mut embedding, mut classification, mut token_classification) = (None, None, None);
+        let (mut zero_shot_entities, mut seq2seq) = (None, None);
+        match settings {
+            TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
+            TaskSettings::Encoder(EncoderSettings::Classification(settings)) => {
+                classification = Some(settings)
+            }
+            TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
+                token_classification = Some(settings);
+            }
+            TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
+                zero_shot_entities = Some(settings);
+            }
+            TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
+        }
+        let mut qualities = qualities.into_iter();
+        let quality = qualities.next();
+        let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
+        let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
+        Manifest {
+            format: Manifest::FORMAT,
+            name: plan.name.clone(),
+            aliases: plan.aliases.clone(),
+            task: self.task,
+            graph: graph.to_owned(),
+            engine: source.engine,
+            source: manifest::Source {
+                architecture: source.architecture.clone(),
+                from: plan.from.clone(),
+                sha256: source.sha256.clone(),
+            },
+            weights: manifest::Weights { precision, plan: storage.to_owned(), quality, other_vectors },
+            vectors,
+            embedding,
+            classification,
+            token_classification,
+            zero_shot_entities,
+            seq2seq,
+            tensors: plan.tensors.clone(),
+            warnings: self.warnings.clone(),
+            signature,
+            files: Vec::new(),
+        }
     }
 }

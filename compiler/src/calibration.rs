@@ -1,76 +1,42 @@
 //! Value ranges for int8 vectors, from sample texts, and how well int8 and binary vectors keep the ranking.
 
-use std::{num::NonZeroUsize, thread};
-
 use super::{
     plan::Progress,
     quality::{
         SENTENCES,
         compare::nearest,
-        encoder::{Outputs, vector_of},
-        model::EncoderModel,
+        served::{dense_vectors, prompt_name},
     },
-    source::EncoderSettings,
 };
 use kivu::{
     error::{Error, Result},
     pipeline::{
-        embedding::EmbeddingSettings,
+        embedding::EmbeddingPipeline,
         pooling::{cosine, normalize},
+        roles::TextRole,
         vectors::{Conversion, Ranges, VectorType},
     },
     repository::manifest::VectorQuality,
-    tokenizer::Tokenizer,
 };
 
 /// Measures a model's vector ranges for documents and queries, and stored vectors' quality.
 ///
-/// `without_prompt` contains the sample texts' vectors without a prompt, if known.
+/// `documents` are the dense vectors of the sample texts as documents, if they are known.
 pub(super) fn calibrate(
-    model: &EncoderModel,
-    tokenizer: &Tokenizer,
-    settings: &EmbeddingSettings,
-    mut without_prompt: Option<Outputs>,
+    pipeline: &EmbeddingPipeline,
+    documents: Option<Vec<Vec<f32>>>,
     progress: &dyn Progress,
 ) -> Result<(Ranges, VectorQuality)> {
-    let prompt = |role| Ok::<_, Error>(settings.prompt(settings.prompt_name(role)?)?.unwrap_or_default());
-    let (document, query) = (prompt("document")?, prompt("query")?);
-    let has_queries = query != document;
-    progress.stage("calibrate the vectors", if has_queries { 2 } else { 1 });
-    let mut embed = |prompt: &str| {
-        let known = without_prompt.take_if(|_| prompt.is_empty());
-        let vectors = known.map_or_else(|| embed(model, tokenizer, settings, prompt), Ok)?;
-        progress.step();
-        Ok::<_, Error>(vectors)
-    };
-    let documents = embed(document)?;
-    let queries = if has_queries { embed(query)? } else { Vec::new() };
+    let prompt = |role| pipeline.prompt(prompt_name(pipeline.settings(), role)?);
+    let has_queries = prompt(TextRole::Query)? != prompt(TextRole::Document)?;
+    let vectors = |role| dense_vectors(pipeline, role, progress);
+    let runs = usize::from(documents.is_none()) + usize::from(has_queries);
+    progress.stage("calibrate the vectors", runs * SENTENCES.lines().count());
+    let documents = documents.map_or_else(|| vectors(TextRole::Document), Ok)?;
+    let queries = if has_queries { vectors(TextRole::Query)? } else { Vec::new() };
     let ranges = Ranges::of(&[documents.as_slice(), &queries].concat());
     let quality = quality(&documents, &ranges)?;
     Ok((ranges, quality))
-}
-
-/// Embeds the sample texts.
-fn embed(
-    model: &EncoderModel,
-    tokenizer: &Tokenizer,
-    settings: &EmbeddingSettings,
-    prompt: &str,
-) -> Result<Outputs> {
-    let texts: Vec<&str> = SENTENCES.lines().collect();
-    let settings = EncoderSettings::Embedding(settings.clone());
-    let vector = |text: &&str| vector_of(&format!("{prompt}{text}"), model, tokenizer, &settings);
-    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let vector = &vector;
-    thread::scope(|scope| {
-        let parts = texts.chunks(texts.len().div_ceil(workers).max(1));
-        let parts =
-            parts.map(|texts| scope.spawn(move || texts.iter().map(vector).collect::<Result<Vec<_>>>()));
-        let panicked = |_| Err(Error::model("calibrating the vectors panicked"));
-        let parts: Vec<_> = parts.collect();
-        let parts = parts.into_iter().map(|part| part.join().unwrap_or_else(panicked));
-        Ok(parts.collect::<Result<Vec<_>>>()?.concat())
-    })
 }
 
 /// recall@10 against floating point: int8 vectors by cosine, binary vectors by Hamming distance.

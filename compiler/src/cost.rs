@@ -13,7 +13,7 @@ use kivu::error::Result;
 pub struct Cost {
     /// Graphs and weights, in bytes.
     pub bytes: u64,
-    /// Sample texts per second, while the other form runs alternately on all CPUs.
+    /// Sample texts per second on all CPUs.
     pub texts_per_second: f64,
 }
 

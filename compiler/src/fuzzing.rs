@@ -148,23 +148,12 @@ mod tests {
 
     use kivu::fuzzing::Corpus;
 
-    use super::*;
-
-    fn corpus() -> Corpus<'static> {
-        Corpus {
-            readers: &READERS,
-            folder: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus")),
-            measure: |run| allocation_counter::measure(run).bytes_max,
-        }
-    }
+    use super::READERS;
 
     #[test]
-    fn the_corpus_is_handled() {
-        corpus().replay();
-    }
-
-    #[test]
-    fn mutated_inputs_are_handled() {
-        corpus().mutate();
+    fn the_corpus_and_its_mutations_are_handled() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus"));
+        let measure = |run: &dyn Fn()| allocation_counter::measure(run).bytes_max;
+        Corpus { readers: &READERS, folder, measure }.check();
     }
 }

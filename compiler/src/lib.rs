@@ -11,6 +11,9 @@ mod encoder;
 pub mod export;
 pub mod fetch;
 mod files;
+#[cfg(test)]
+mod fixture;
+mod format;
 mod functions;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

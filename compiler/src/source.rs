@@ -80,14 +80,3 @@ pub(super) enum EncoderSettings {
     TokenClassification(TokenClassificationSettings),
     ZeroShotEntities(ZeroShotEntitiesSettings),
 }
-
-impl EncoderSettings {
-    pub(super) fn max_tokens(&self) -> usize {
-        match self {
-            Self::Embedding(settings) => settings.max_tokens,
-            Self::Classification(settings) => settings.max_tokens,
-            Self::TokenClassification(settings) => settings.max_tokens,
-            Self::ZeroShotEntities(settings) => settings.max_tokens,
-        }
-    }
-}

@@ -52,20 +52,13 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
-
     use serde_json::json;
 
     use super::*;
-
-    fn file() -> Map<String, Value> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-    }
+    use crate::fixture::tokenizer;
 
     fn with_token(special: bool) -> Vec<u8> {
-        let mut file = file();
+        let mut file = tokenizer();
         let token = json!({
             "id": 900, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": special,
@@ -76,7 +69,7 @@ mod tests {
 
     #[test]
     fn tokens_without_a_row_are_refused() {
-        let json = serde_json::to_vec(&file()).unwrap();
+        let json = serde_json::to_vec(&tokenizer()).unwrap();
         let rows = Tokenizer::from_json(&json).unwrap().vocabulary_size();
         assert_eq!(within_vocabulary(json.clone(), rows).unwrap(), json);
         let refusal = |json: Vec<u8>| within_vocabulary(json, rows - 1).unwrap_err().to_string();
@@ -92,7 +85,8 @@ mod tests {
 
     #[test]
     fn special_tokens_of_other_models_are_left_out() {
-        let rows = Tokenizer::from_json(&serde_json::to_vec(&file()).unwrap()).unwrap().vocabulary_size();
+        let rows =
+            Tokenizer::from_json(&serde_json::to_vec(&tokenizer()).unwrap()).unwrap().vocabulary_size();
         // The crate gives added tokens the next free id.
         let mut json: Value = serde_json::from_slice(&with_token(true)).unwrap();
         let last = json["added_tokens"].as_array().unwrap().len() - 1;

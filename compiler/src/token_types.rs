@@ -136,18 +136,12 @@ mod tests {
     use kivu::tokenizer::{Tokenizer, Truncation};
 
     use super::*;
-    use crate::tokenizer_config::NAME;
-
-    fn file() -> Map<String, Value> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-    }
+    use crate::{fixture::tokenizer, tokenizer_config::NAME};
 
     #[test]
     fn types_are_removed_from_every_processor() {
         let pair = |processor: Value| {
-            let mut file = file();
+            let mut file = tokenizer();
             file["post_processor"] = processor;
             let types = |file: &Map<String, Value>| {
                 let tokenizer = Tokenizer::from_json(&serde_json::to_vec(file).unwrap()).unwrap();
@@ -164,7 +158,7 @@ mod tests {
         let byte_level =
             json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
         let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]});
-        assert_eq!(pair(file()["post_processor"].clone()), [0, 0, 0, 1, 1]);
+        assert_eq!(pair(tokenizer()["post_processor"].clone()), [0, 0, 0, 1, 1]);
         assert_eq!(pair(bert.clone()), [0, 0, 0, 1, 1]);
         assert_eq!(pair(json!(null)), [0, 1]);
         assert_eq!(pair(byte_level.clone()), [0, 1]);

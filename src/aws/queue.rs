@@ -1,21 +1,17 @@
 //! Messages to Amazon SQS in a build with the feature `s3`.
 
-use std::{error, io, time::Duration};
+use std::io;
 
 use aws_sdk_sqs::{Client, types::MessageAttributeValue};
-use tokio::{sync::OnceCell, time::timeout};
 
-use super::client;
+use super::client::{LazyClient, deliver};
 use crate::error::{Error, Result};
-
-/// How long a message may take.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An Amazon SQS queue. The client is created on first use.
 #[derive(Debug)]
 pub struct Queue {
     url: String,
-    client: OnceCell<Client>,
+    client: LazyClient<Client>,
 }
 
 impl Queue {
@@ -24,18 +20,16 @@ impl Queue {
         if !url.starts_with("http") || url.ends_with(".fifo") {
             return Err(Error::config(format!("expected the URL of a standard queue, but found `{url}`")));
         }
-        Ok(Self { url: url.to_owned(), client: OnceCell::new() })
+        Ok(Self { url: url.to_owned(), client: LazyClient::new() })
     }
 
     /// Sends a message with an attribute, a text.
     pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
-        let failed = |source: Box<dyn error::Error + Send + Sync>| {
-            Error::io(format!("cannot send a message to `{}`", self.url))(io::Error::other(source))
-        };
+        let failed = || Error::io(format!("cannot send a message to `{}`", self.url));
         let attribute = MessageAttributeValue::builder().data_type("String").string_value(value).build();
-        let attribute = attribute.map_err(|error| failed(error.into()))?;
+        let attribute = attribute.map_err(|error| failed()(io::Error::other(error)))?;
         let sent = async {
-            let client = self.client.get_or_init(async || Client::new(&client::configuration().await)).await;
+            let client = self.client.get(Client::new).await;
             client
                 .send_message()
                 .queue_url(&self.url)
@@ -44,10 +38,6 @@ impl Queue {
                 .send()
                 .await
         };
-        match timeout(TIMEOUT, sent).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(failed(error.into())),
-            Err(error) => Err(failed(error.into())),
-        }
+        deliver(sent).await.map(drop).map_err(failed())
     }
 }

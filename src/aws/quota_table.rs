@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::{Client, types::AttributeValue};
-use tokio::{sync::OnceCell, time::timeout};
+use tokio::time::timeout;
 
-use super::{Claim, client};
+use super::{Claim, client::LazyClient};
 use crate::error::{Error, Result};
 
 /// How long a request waits for the table.
@@ -20,13 +20,13 @@ const DAY: Duration = Duration::from_hours(24);
 #[derive(Debug)]
 pub struct QuotaTable {
     name: String,
-    client: OnceCell<Client>,
+    client: LazyClient<Client>,
 }
 
 impl QuotaTable {
     /// The table called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), client: OnceCell::new() })
+        Ok(Self { name: name.to_owned(), client: LazyClient::new() })
     }
 
     /// Adds requests to the count for a key and day, unless the sum would exceed the limit; returns whether it added
@@ -35,7 +35,7 @@ impl QuotaTable {
         let Some(most) = claim.limit.checked_sub(claim.requests) else { return Ok(false) };
         let number = |value: u64| AttributeValue::N(value.to_string());
         let added = async {
-            let client = self.client.get_or_init(async || Client::new(&client::configuration().await)).await;
+            let client = self.client.get(Client::new).await;
             client
                 .update_item()
                 .table_name(&self.name)

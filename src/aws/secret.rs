@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use aws_sdk_secretsmanager::Client;
-use tokio::{sync::OnceCell, time::timeout};
+use tokio::time::timeout;
 
-use super::client;
+use super::client::LazyClient;
 use crate::error::{Error, Result};
 
 /// Version labels: rotation moves the second one to the value that it replaces.
@@ -16,13 +16,13 @@ const PREVIOUS: &str = "AWSPREVIOUS";
 #[derive(Debug)]
 pub struct Secret {
     name: String,
-    client: OnceCell<Client>,
+    client: LazyClient<Client>,
 }
 
 impl Secret {
     /// The secret called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), client: OnceCell::new() })
+        Ok(Self { name: name.to_owned(), client: LazyClient::new() })
     }
 
     /// Current secret value.
@@ -52,7 +52,7 @@ impl Secret {
 
     /// The value with this label, or nothing if there is no previous value.
     async fn fetch(&self, stage: &str) -> Result<Option<String>> {
-        let client = self.client.get_or_init(connect).await;
+        let client = self.client.get(Client::new).await;
         let response = match client.get_secret_value().secret_id(&self.name).version_stage(stage).send().await
         {
             Ok(response) => response,
@@ -73,8 +73,4 @@ impl Secret {
         })?;
         Ok(Some(text))
     }
-}
-
-async fn connect() -> Client {
-    Client::new(&client::configuration().await)
 }

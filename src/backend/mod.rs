@@ -7,13 +7,17 @@ pub mod processor;
 pub mod routing;
 pub mod scripted;
 pub mod seq2seq;
+mod signature;
+pub mod similarity;
 pub mod speed;
 pub mod triton;
 
 use std::{
+    collections::BTreeMap,
     fmt::{self, Debug},
     future::Future,
     num::NonZeroUsize,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -67,6 +71,29 @@ pub trait Backend: Debug + Send + Sync {
         let outputs = self.infer_each(vec![inputs], deadline).await?;
         Ok(outputs.into_iter().next().unwrap_or_default())
     }
+}
+
+/// A model on servers, as they describe it.
+pub trait RemoteBackend: Backend {
+    /// The servers' description.
+    fn interface(&self) -> &Interface;
+
+    /// The same model with only these outputs, in this order. `outputs` are indexes into the signature's.
+    fn with_outputs(&self, outputs: &[usize]) -> Arc<dyn RemoteBackend>;
+
+    /// The same model with the parameter `name` in every request.
+    fn with_parameter(&self, name: &str, text: String) -> Arc<dyn RemoteBackend>;
+}
+
+/// A description by servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The inputs and outputs.
+    pub signature: Signature,
+    /// The preferred batching.
+    pub schedule: Schedule,
+    /// From the model's configuration.
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// The batching that a backend prefers.

@@ -47,10 +47,7 @@ impl Compression {
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
             Self::Gzip => Box::new(GzipMembers { member: Some(GzDecoder::new(file)) }),
-            #[cfg(feature = "zstd")]
             Self::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
-            #[cfg(not(feature = "zstd"))]
-            Self::Zstd => return Err(unsupported()),
         };
         Ok(Box::new(Limited { unpacked, packed: Arc::clone(packed), count: 0 }))
     }
@@ -60,21 +57,13 @@ impl Compression {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
             Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(Vec::new(), flate2::Compression::default()))),
-            #[cfg(feature = "zstd")]
             Self::Zstd => {
                 let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
                 encoder.include_checksum(true)?;
                 Packer::Zstd(encoder)
             }
-            #[cfg(not(feature = "zstd"))]
-            Self::Zstd => return Err(unsupported()),
         })
     }
-}
-
-#[cfg(not(feature = "zstd"))]
-fn unsupported() -> io::Error {
-    io::Error::other(Error::config("this build has no support for zstd; compile with `--features zstd`"))
 }
 
 /// Reads gzip members. Zeros after a member are skipped, as by gzip(1): tapes and some programs pad blocks with them.
@@ -151,7 +140,6 @@ impl Read for Limited {
 pub(super) enum Packer {
     None(Vec<u8>),
     Gzip(Box<GzEncoder<Vec<u8>>>),
-    #[cfg(feature = "zstd")]
     Zstd(zstd::Encoder<'static, Vec<u8>>),
 }
 
@@ -161,7 +149,6 @@ impl Packer {
         match self {
             Self::None(bytes) => bytes.len(),
             Self::Gzip(encoder) => encoder.get_ref().len(),
-            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.get_ref().len(),
         }
     }
@@ -185,7 +172,6 @@ impl Packer {
         match self {
             Self::None(bytes) => Ok(bytes),
             Self::Gzip(encoder) => encoder.finish(),
-            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.finish(),
         }
     }
@@ -196,7 +182,6 @@ impl Write for Packer {
         match self {
             Self::None(target) => target.write(bytes),
             Self::Gzip(encoder) => encoder.write(bytes),
-            #[cfg(feature = "zstd")]
             Self::Zstd(encoder) => encoder.write(bytes),
         }
     }
@@ -270,7 +255,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "zstd")]
     #[test]
     fn zstd_may_begin_with_a_frame_to_skip_and_has_a_checksum() {
         let frame = packed(Compression::Zstd, "text\n");

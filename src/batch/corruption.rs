@@ -133,7 +133,6 @@ fn flipped_bits_of_compressed_files_are_refused_or_change_nothing() {
 }
 
 /// Footers have no checksum: a bit that makes a column required, for example, is not always noticed.
-#[cfg(feature = "parquet")]
 #[test]
 fn flipped_bits_of_parquet_pages_and_their_headers_are_refused_or_change_nothing() {
     for name in ["checksums.parquet", "checksums-v2.parquet"] {

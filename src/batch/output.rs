@@ -33,17 +33,13 @@ impl Shape {
         match self.head {
             Head::JsonLines => Format::JsonLines,
             Head::Csv(_) => Format::Csv,
-            #[cfg(feature = "parquet")]
             Head::Parquet(_) => Format::Parquet,
         }
     }
 
     /// An encoder with the output's compression.
     pub(super) fn packer(&self) -> Result<Packer> {
-        self.compression.pack().map_err(|error| match error.downcast::<Error>() {
-            Ok(error) => error,
-            Err(error) => Error::io("cannot write the output")(error),
-        })
+        self.compression.pack().map_err(Error::io("cannot write the output"))
     }
 
     /// A piece writer; a CSV file's first piece has the header.
@@ -51,7 +47,6 @@ impl Shape {
         Ok(match &self.head {
             Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, self.columns)),
             Head::Csv(header) => Box::new(CsvWriter::new(self.packer()?, header, self.columns, is_first)?),
-            #[cfg(feature = "parquet")]
             Head::Parquet(schema) => Box::new(super::rows::ParquetWriter::new(schema, self.columns)?),
         })
     }
@@ -131,9 +126,7 @@ impl Pieces {
         if !self.is_begun {
             self.writer = Some(self.shape.writer(true)?);
         }
-        #[cfg_attr(not(feature = "parquet"), expect(unused_mut))]
         let mut bytes = self.take()?;
-        #[cfg(feature = "parquet")]
         if self.shape.format() == Format::Parquet {
             bytes.extend(super::rows::join_footers(&self.footers)?);
         }

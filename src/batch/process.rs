@@ -51,14 +51,7 @@ pub(super) fn open_rows(
     gauge: &Gauge,
 ) -> Result<Box<dyn RowReader>> {
     Ok(match format {
-        #[cfg(feature = "parquet")]
         Format::Parquet => Box::new(super::rows::ParquetReader::new(input.clone(), layout)?),
-        #[cfg(not(feature = "parquet"))]
-        Format::Parquet => {
-            return Err(Error::config(
-                "this build has no support for Parquet; compile with `--features parquet`",
-            ));
-        }
         Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, layout)?),
         Format::JsonLines => {
             let contents = input.unpacked(compression, gauge)?;

@@ -89,21 +89,10 @@ mod tests {
     use super::READERS;
     use crate::fuzzing::Corpus;
 
-    fn corpus() -> Corpus<'static> {
-        Corpus {
-            readers: &READERS,
-            folder: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus")),
-            measure: |run| allocation_counter::measure(run).bytes_max,
-        }
-    }
-
     #[test]
-    fn the_corpus_is_handled() {
-        corpus().replay();
-    }
-
-    #[test]
-    fn mutated_inputs_are_handled() {
-        corpus().mutate();
+    fn the_corpus_and_its_mutations_are_handled() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus"));
+        let measure = |run: &dyn Fn()| allocation_counter::measure(run).bytes_max;
+        Corpus { readers: &READERS, folder, measure }.check();
     }
 }

@@ -8,7 +8,7 @@ use super::{
     scores::ScoreFunction,
 };
 use crate::{
-    backend::{Backend, Deadline, Schedule, Signature, triton::TritonBackend},
+    backend::{Backend, Deadline, RemoteBackend, Schedule, Signature},
     error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
 };
@@ -72,7 +72,7 @@ pub(super) struct Row<'a> {
 impl RemoteModel for Adapter {
     type Spec = Arc<OutputSpec>;
 
-    fn open(described: TritonBackend, spec: &Arc<OutputSpec>) -> Result<Self> {
+    fn open(described: &dyn RemoteBackend, spec: &Arc<OutputSpec>) -> Result<Self> {
         let signature = described.signature();
         let output = infer_output(signature, spec);
         let output = output.ok_or_else(|| ModelInputs::mismatch(signature, &spec.names()))?;
@@ -87,7 +87,7 @@ impl RemoteModel for Adapter {
                 (used, Output::Labels { names: 0, scores: scores.map(|_| 1) })
             }
         };
-        Self::new(Arc::new(described.with_outputs(&used)), Arc::clone(spec), output)
+        Self::new(described.with_outputs(&used), Arc::clone(spec), output)
     }
 }
 

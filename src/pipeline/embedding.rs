@@ -17,7 +17,7 @@ use super::{
     vectors::{Conversion, Ranges, VectorType},
 };
 use crate::{
-    backend::{Deadline, native::Query, routing::Route},
+    backend::{Deadline, routing::Route, similarity::Query},
     error::{Error, Result},
     tokenizer::{Tokenizer, Truncation},
 };

@@ -18,9 +18,8 @@ use tokio::sync::Semaphore;
 
 use crate::{
     backend::{
-        Deadline,
+        Deadline, RemoteBackend,
         routing::{Location, Route},
-        triton::TritonBackend,
     },
     error::{Error, Result},
 };
@@ -47,7 +46,7 @@ pub(super) trait RemoteModel: Clone + Send + Sync {
     type Spec: Clone + fmt::Debug + Send + Sync;
 
     /// Opens the model as its servers describe it. The error for another kind of model names both sides.
-    fn open(described: TritonBackend, spec: &Self::Spec) -> Result<Self>;
+    fn open(described: &dyn RemoteBackend, spec: &Self::Spec) -> Result<Self>;
 }
 
 /// A model at all locations where it runs.
@@ -56,7 +55,7 @@ pub(super) struct Executor<L, R: RemoteModel> {
     route: Route<L>,
     spec: R::Spec,
     /// The fleet's model, as its servers last described it.
-    remote: Arc<Mutex<Option<(TritonBackend, R)>>>,
+    remote: Arc<Mutex<Option<(Arc<dyn RemoteBackend>, R)>>>,
 }
 
 impl<L: Sync, R: RemoteModel> Executor<L, R> {
@@ -78,11 +77,11 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         let described = fleet.connect(deadline).await?;
         let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, remote)) = known.as_ref()
-            && known.has_same_interface(&described)
+            && known.interface() == described.interface()
         {
             return Ok(remote.clone());
         }
-        let remote = R::open(described.clone(), &self.spec)?;
+        let remote = R::open(&*described, &self.spec)?;
         *known = Some((described, remote.clone()));
         Ok(remote)
     }

@@ -7,7 +7,7 @@ use super::{
     pooling::normalize,
     roles::{RoleSettings, TextRole},
 };
-use crate::backend::native::Query;
+use crate::backend::similarity::Query;
 
 /// Multi-vector settings: the graph output, and the text preparation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -161,6 +161,24 @@ impl TokenClassificationPipeline {
         Ok(FoundEntities { texts: resolved.collect(), usage })
     }
 
+    /// Scores of each text's tokens without special tokens, row-major: a value per token and label. A text is one window.
+    pub async fn token_scores(
+        &self,
+        texts: Vec<String>,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<f32>>> {
+        let options = WindowOptions::whole(truncation, texts.len());
+        let windows =
+            self.encoder.input_tokenizer(deadline).await?.encode_windows(&texts.into(), options).await?;
+        let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
+            scored_tokens(&windows, window, rows[0]).flat_map(|token| token.scores).collect()
+        };
+        let (scores, _) =
+            self.encoder.run_all(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
+        Ok(scores)
+    }
+
     /// Logits for each input's tokens, special tokens included: one value per token and label, row-major.
     pub async fn logits(
         &self,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{Encoder, Granularity, NamedOutput, Row},
+    encoding::EncodedWindows,
     entities::{Entity, EntityCount, EntityLabel, IndexedText, TextEntities},
     executor::tokenize,
     redaction::redact,
@@ -162,13 +163,7 @@ impl ZeroShotEntitiesPipeline {
             windows.truncation = Truncation::Off;
         }
         let texts: Arc<[String]> = texts.into();
-        let (settings, tokenizer) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
-        let names = labels.clone();
-        let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
-        let size = labels.as_slice().iter().map(String::len).sum();
-        let prompt = tokenize(size, deadline, prompt).await?;
-        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
-        let windows = tokenizer.encode_words(&texts, prompt, windows).await?;
+        let windows = self.windows(&texts, &labels, windows, deadline).await?;
         let (labels, count) = (labels.as_slice(), EntityCount::default());
         let finish = |window: usize, rows: &[Row<'_>]| {
             let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();
@@ -192,6 +187,46 @@ impl ZeroShotEntitiesPipeline {
             TextEntities::new(redacted, entities(search.select(spans)))
         });
         Ok(FoundEntities { texts: texts.collect(), usage })
+    }
+
+    /// Scores of all spans of each text's words, by first word, label and number of words. A text is one window.
+    pub async fn span_scores(
+        &self,
+        texts: Vec<String>,
+        labels: &Labels,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<f32>>> {
+        let options = WindowOptions::whole(truncation, texts.len());
+        let windows = self.windows(&texts.into(), labels, options, deadline).await?;
+        let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
+            let (words, longest) = (windows.places[window].spans.len(), rows[0].width);
+            let of_words = rows[0].values.chunks_exact(labels.as_slice().len() * longest).take(words);
+            // Without spans that end after the text.
+            let logits = of_words.enumerate().flat_map(|(first, values)| {
+                values.chunks_exact(longest).flat_map(move |lengths| &lengths[..longest.min(words - first)])
+            });
+            ScoreFunction::Sigmoid.apply(&logits.copied().collect::<Vec<f32>>())
+        };
+        let (scores, _) =
+            self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
+        Ok(scores)
+    }
+
+    /// The windows of each text, after the labels.
+    async fn windows(
+        &self,
+        texts: &Arc<[String]>,
+        labels: &Labels,
+        options: WindowOptions,
+        deadline: Deadline,
+    ) -> Result<EncodedWindows> {
+        let (settings, tokenizer) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
+        let names = labels.clone();
+        let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
+        let size = labels.as_slice().iter().map(String::len).sum();
+        let prompt = tokenize(size, deadline, prompt).await?;
+        self.encoder.input_tokenizer(deadline).await?.encode_words(texts, prompt, options).await
     }
 }
 

@@ -36,6 +36,13 @@ pub struct WindowOptions {
     pub begin_at_words: bool,
 }
 
+impl WindowOptions {
+    /// A window for each of `texts` texts.
+    pub fn whole(truncation: Truncation, texts: usize) -> Self {
+        Self { stride: None, truncation, max_windows: texts, begin_at_words: false }
+    }
+}
+
 /// Byte offsets of word boundaries in a text, its start and its end included. They follow Unicode's rules for words and
 /// never split a grapheme cluster. White space and punctuation marks count as words.
 pub fn word_bounds(text: &str) -> BTreeSet<usize> {

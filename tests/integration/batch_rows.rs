@@ -102,7 +102,6 @@ fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
     assert!(failure(&input, "emb.jsonl.gz").ends_with("rename the output, or convert the input"));
 }
 
-#[cfg(feature = "parquet")]
 #[test]
 fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
     let folder = fixtures().join("parquet");

@@ -1,6 +1,6 @@
 //! Sources that `kivu build` refuses, and damaged bundles.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Mutex};
 
 use kivu::{
     config::EngineChoice,
@@ -10,7 +10,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
-use kivu_compiler::{QualityFloor, Recipe, build};
+use kivu_compiler::{Progress, QualityFloor, Recipe, build};
 
 use crate::models::{Silent, build_request, fixtures, request, request_without_floor, runtime, serve};
 
@@ -169,13 +169,32 @@ fn a_recipe_checks_its_files_and_its_floor() {
     insta::assert_snapshot!(incomplete, @"expected `package` and `sha256` together in `[folder]/recipe.toml`, but found one of them");
 }
 
+/// The announced steps of each stage.
+#[derive(Default)]
+struct Recorded(Mutex<Vec<(String, usize)>>);
+
+impl Progress for Recorded {
+    fn stage(&self, name: &str, steps: usize) {
+        self.0.lock().unwrap().push((name.to_owned(), steps));
+    }
+
+    fn step(&self) {}
+}
+
+impl Recorded {
+    fn steps(&self, stage: &str) -> usize {
+        self.0.lock().unwrap().iter().filter(|(name, _)| name == stage).map(|(_, steps)| steps).sum()
+    }
+}
+
 /// The fixture's weights are random, so that rounding moves its vectors more than a trained model's.
 #[test]
 fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-roberta");
-    let build = |precision, floor: &str| {
+    let recorded = Recorded::default();
+    let build = |precision, floor: &str, progress: &dyn Progress| {
         let recipe = folder.path().join("recipe.toml");
         let text = format!(
             "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\n{floor}"
@@ -184,7 +203,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         let mut request = request(recipe, folder.path().join("out"), precision);
         // There, int8 has one scale for all activations in a text.
         request.engine = EngineChoice::Onnx;
-        build_request(&request, runtime)
+        build(&request, &|| Ok(runtime), progress).map(|built| built.bundle)
     };
     let measured = |bundle: &Bundle| match bundle.manifest().weights.quality {
         Some(Quality::Embedding { mean_cosine, neighbours: Some(neighbours), .. }) => {
@@ -192,20 +211,24 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         }
         other => panic!("{other:?}"),
     };
-    let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1").unwrap());
+    let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1", &Silent).unwrap());
     let (of_int8, kept) = requested(Precision::Int8);
     let (of_blocks, kept_in_blocks) = requested(Precision::Int8Blocks);
     let default = QualityFloor::default().neighbours;
     assert!(of_int8 < of_blocks && kept < kept_in_blocks && kept < default, "{of_int8}, {of_blocks}, {kept}");
     let floor = format!("mean_cosine = {}\nneighbours = {kept}", (of_int8 + of_blocks) / 2.0);
-    let chosen = build(None, &floor).unwrap();
+    let chosen = build(None, &floor, &recorded).unwrap();
+    // The fp32 form, int8 and blocks are written and measured once, and calibrated with what was measured.
+    assert_eq!(recorded.steps("write the graphs"), 3);
+    assert_eq!(recorded.steps("measure the quality"), 3 * 300);
+    assert_eq!(recorded.steps("calibrate the vectors"), 0);
     let weights = &chosen.manifest().weights;
     assert_eq!(weights.precision, Precision::Int8Blocks);
     let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
     assert!(weights.plan.contains(reason), "{}", weights.plan);
     // A requested precision is not replaced.
-    assert!(build(Some(Precision::Int8), &floor).is_err());
-    let refusal = build(Some(Precision::Int8), "").unwrap_err().to_string();
+    assert!(build(Some(Precision::Int8), &floor, &Silent).is_err());
+    let refusal = build(Some(Precision::Int8), "", &Silent).unwrap_err().to_string();
     let (requirement, advice) = refusal.split_once(" over 300 texts").unwrap();
     assert_eq!(requirement, "expected a recall@10 against fp32 of at least 0.9300");
     let advice = advice.split_once("; ").unwrap().1;

@@ -39,14 +39,10 @@ fn written(name: &str, bytes: &[u8]) -> Vec<u8> {
 fn inputs() -> Vec<(&'static str, Vec<u8>)> {
     let lines = lines();
     let mut inputs = vec![("a.jsonl.gz", gzip(&[&lines[..1000], &lines[1000..]]))];
-    if cfg!(feature = "zstd") {
-        // Kivu's outputs have checksums.
-        inputs.push(("a.jsonl.zst", written("a.jsonl.zst", &lines)));
-    }
-    if cfg!(feature = "parquet") {
-        for name in ["checksums.parquet", "checksums-v2.parquet"] {
-            inputs.push((name, fs::read(fixtures().join("parquet").join(name)).unwrap()));
-        }
+    // Kivu's outputs have checksums.
+    inputs.push(("a.jsonl.zst", written("a.jsonl.zst", &lines)));
+    for name in ["checksums.parquet", "checksums-v2.parquet"] {
+        inputs.push((name, fs::read(fixtures().join("parquet").join(name)).unwrap()));
     }
     inputs
 }

@@ -8,7 +8,10 @@ use std::{
 /// External crates, as paths begin with them, and the files and folders that may use them.
 const BOUNDARIES: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
-    ("kivu_engine::", &["src/backend/native/", "src/backend/processor.rs", "compiler/src/"]),
+    (
+        "kivu_engine::",
+        &["src/backend/native/", "src/backend/processor.rs", "src/backend/similarity.rs", "compiler/src/"],
+    ),
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["compiler/src/weights.rs"]),
     ("arrow_array::", &["src/batch/"]),

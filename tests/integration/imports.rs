@@ -294,6 +294,25 @@ fn files_do_not_import_each_other_in_a_cycle() {
     }
 }
 
+/// Pipelines run whatever implements `Backend`.
+#[test]
+fn pipelines_name_no_implementation_of_backends() {
+    let tree = Tree::read(&Path::new(crate::ROOT).join("src"));
+    let file = |module: usize| tree.0[module].file.as_str();
+    let is_implementation = |used: usize| {
+        ["native", "onnx", "triton"].iter().any(|name| file(used).starts_with(&format!("backend/{name}/")))
+    };
+    let dependencies = tree.dependencies();
+    let users = (0..dependencies.len()).filter(|module| file(*module).starts_with("pipeline/"));
+    let found: Vec<_> = users
+        .flat_map(|user| {
+            dependencies[user].iter().filter(|used| is_implementation(**used)).map(move |used| [user, *used])
+        })
+        .map(|uses| uses.map(file).join(" uses "))
+        .collect();
+    assert!(found.is_empty(), "expected pipelines to use traits of `backend`, but found {found:#?}");
+}
+
 #[test]
 fn layers_use_only_layers_below() {
     let tree = Tree::read(&Path::new(crate::ROOT).join("src"));

@@ -495,11 +495,9 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
     }
     assert_eq!((&found[cases.len()][3], found[cases.len()][5].is_empty()), ("", false));
 
-    #[cfg(feature = "parquet")]
     compare_parquet(folder.path(), &texts, cases, |input| run(input, parameters()));
 }
 
-#[cfg(feature = "parquet")]
 fn compare_parquet(folder: &Path, texts: &[&str], cases: &[Three], run: impl Fn(&Path) -> Vec<u8>) {
     use arrow_array::{Array, RecordBatch, StringArray, cast::AsArray, types::Float32Type};
     use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReader};

@@ -325,7 +325,6 @@ fn files_of_batch_jobs_have_integers_and_bits() {
         run(path("in.csv"), &path(&format!("{wanted}.csv")), wanted);
         let table = fs::read_to_string(path(&format!("{wanted}.csv"))).unwrap();
         assert!(table.contains(&format!("\"{expected}\"")), "{table}");
-        #[cfg(feature = "parquet")]
         {
             use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 

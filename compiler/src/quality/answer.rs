@@ -1,7 +1,7 @@
 //! A model's results for a sample text, and their similarities.
 
 use kivu::{
-    backend::native::Query,
+    backend::similarity::Query,
     pipeline::{pooling::cosine, sparse::SparseVector},
 };
 

@@ -1,21 +1,26 @@
 //! Compares two forms of an encoder by their answers.
 
-use std::time::Duration;
-
-use super::answer::{Answer, LABELS};
+use super::{
+    answer::{Answer, LABELS},
+    served::Answers,
+};
 use crate::source::EncoderSettings;
 use kivu::{
     pipeline::{scores::descending, zero_shot_entities::THRESHOLD},
     repository::manifest::{Neighbours, Quality},
 };
 
-/// Both forms' answers for one text, and their times.
-pub(super) type Answers = [(Vec<Answer>, Duration); 2];
+/// The quality of each output, by the answers of both forms.
+pub(crate) fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
+    let outputs = forms[0].texts.first().map_or(0, Vec::len);
+    let forms = forms.map(|form| form.texts.as_slice());
+    (0..outputs).map(|output| compare(settings, forms, output)).collect()
+}
 
-/// Quality at an output index.
-pub(super) fn compare(settings: &EncoderSettings, answers: &[&Answers], output: usize) -> Quality {
-    let texts = answers.len();
-    let pairs = || answers.iter().map(|[left, right]| (&left.0[output], &right.0[output]));
+/// Quality at an output index, by the answers of both forms to each text.
+fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize) -> Quality {
+    let texts = forms[0].len();
+    let pairs = || forms[0].iter().zip(forms[1]).map(|(left, right)| (&left[output], &right[output]));
     let mean = |sum: f32| sum / texts.max(1) as f32;
     match settings {
         EncoderSettings::Embedding(_) => {
@@ -182,9 +187,8 @@ mod tests {
 
     #[test]
     fn scores_of_a_single_label_are_compared_by_their_order() {
-        let answers =
-            |scores: [f32; 2]| scores.map(|score| (vec![Answer::Vector(vec![score])], Duration::ZERO));
-        let answers = [[0.1, 0.2], [0.5, 0.4], [0.6, 0.3], [0.6, 0.9]].map(answers);
+        let answers = |scores: [f32; 4]| scores.map(|score| vec![Answer::Vector(vec![score])]);
+        let forms = [[0.1, 0.5, 0.6, 0.6], [0.2, 0.4, 0.3, 0.9]].map(answers);
         let settings = EncoderSettings::Classification(ClassificationSettings {
             output: "logits".into(),
             labels: vec!["LABEL_0".into()],
@@ -194,7 +198,7 @@ mod tests {
             query_prompt: None,
             padding: None,
         });
-        let quality = compare(&settings, &answers.iter().collect::<Vec<_>>(), 0);
+        let quality = compare(&settings, [&forms[0], &forms[1]], 0);
         let Quality::Ranking { texts: 4, rank_agreement, mean_difference } = quality else {
             panic!("{quality:?}")
         };

@@ -2,14 +2,16 @@
 
 mod answer;
 pub(super) mod compare;
-pub(super) mod encoder;
-pub(super) mod model;
+mod inputs;
 pub(super) mod seq2seq;
+pub(super) mod served;
 
-pub use self::model::inputs;
+use std::{future::Future, thread};
+
+pub use self::inputs::inputs;
 use super::recipe::QualityFloor;
 use kivu::{
-    error::Error,
+    error::{Error, Result},
     repository::manifest::{Precision, Quality},
 };
 
@@ -18,6 +20,16 @@ pub const SENTENCES: &str = include_str!("../sentences.txt");
 
 /// Texts for models that read Portuguese, one per line.
 const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
+
+/// Waits for pipelines, on another thread, since the caller may be in a runtime.
+fn wait<T: Send, F: Future<Output = Result<T>>>(work: impl FnOnce() -> F + Send) -> Result<T> {
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.map_err(Error::io("cannot start a runtime for the graphs"))?.block_on(work())
+    };
+    thread::scope(|scope| scope.spawn(run).join())
+        .unwrap_or_else(|_| Err(Error::model("measuring the quality panicked")))
+}
 
 /// How far a quality is below its floor.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{PORTUGUESE, SENTENCES};
+use super::{PORTUGUESE, SENTENCES, wait};
 use crate::{
     cost::Comparison,
     files::read,
@@ -44,6 +44,8 @@ const MIN_TEXTS: usize = 20;
 const MAX_WEIGHT_BYTES: u64 = 200_000_000;
 /// Maximum number of generated tokens.
 const MAX_NEW_TOKENS: usize = 96;
+/// The limit of generated tokens where only their existence counts.
+const MAX_CHECKED_TOKENS: usize = 4;
 /// Unknown token, which models with a shortlist never generate.
 const UNKNOWN: u32 = 1;
 /// Timeout per text.
@@ -60,17 +62,29 @@ pub(crate) fn measure(
     let texts: Vec<&str> = texts(&settings.languages, bytes[0]).collect();
     progress.stage("measure the quality", texts.len());
     let pair = Pair::open(runtime, folders, settings)?;
-    let waiter = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .map_err(Error::io("cannot start a runtime for the graphs"))?;
     let mut totals = Totals::default();
     for text in &texts {
-        waiter.block_on(pair.compare(text, &mut totals))?;
+        wait(|| pair.compare(text, &mut totals))?;
         progress.step();
     }
     // Both forms run at the same time on half the CPUs each, one text at a time.
     Ok((totals.quality(texts.len()), Comparison::new(bytes, totals.times, texts.len())))
+}
+
+/// Generates a few tokens with the graphs in the bundle's folder, as they are served.
+pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings) -> Result<()> {
+    let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let Files { tokenizer, target, shortlist } = Files::read(folder, settings)?;
+    let route = Route::seq2seq(Some(open_graphs(runtime, folder, threads)?), None);
+    let shortlist = shortlist.map(Arc::new);
+    let pipeline =
+        Seq2SeqPipeline::new(Seq2SeqParts { tokenizer, target, shortlist, route }, settings.clone())?;
+    let options = options(&pipeline, MAX_CHECKED_TOKENS);
+    let text = texts(&settings.languages, 0).take(1).map(str::to_owned).collect();
+    let generated = wait(|| pipeline.generate(text, &options, Deadline::within(TIMEOUT)));
+    generated.map(drop).map_err(|error| {
+        Error::model_because("the model fails on a sample text; check its weights and `config.json`", error)
+    })
 }
 
 /// The texts for a model: in Portuguese if it reads Portuguese, in English otherwise, since there are no others.
@@ -85,6 +99,53 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
     let count = MAX_TEXTS as u64 * MAX_WEIGHT_BYTES / weight_bytes.max(MAX_WEIGHT_BYTES);
     let short = list.lines().filter(|text| text.len() <= MAX_TEXT_BYTES);
     short.take((count as usize).max(MIN_TEXTS))
+}
+
+/// The files of a bundle besides its graphs.
+struct Files {
+    tokenizer: Arc<Tokenizer>,
+    target: Arc<Tokenizer>,
+    shortlist: Option<Shortlist>,
+}
+
+impl Files {
+    fn read(folder: &Path, settings: &Seq2SeqSettings) -> Result<Self> {
+        let read = |name: &str| read(&folder.join(name));
+        let tokenizer = Arc::new(Tokenizer::from_json(&read(TOKENIZER)?)?);
+        let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
+        let target = Arc::new(Tokenizer::from_json(&read(target)?)?);
+        let shortlist = settings.shortlist.as_deref();
+        let shortlist = shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?;
+        Ok(Self { tokenizer, target, shortlist })
+    }
+}
+
+fn open_graphs(runtime: Runtime, folder: &Path, threads: NonZeroUsize) -> Result<Arc<OnnxSeq2Seq>> {
+    let graphs = [ENCODER, DECODER].map(|name| folder.join(name));
+    OnnxSeq2Seq::open(runtime, graphs.each_ref(), Parallelism::WithinStep(threads)).map(Arc::new)
+}
+
+/// Greedy generation of at most `max_length` tokens, from English and to Portuguese if the model has these languages.
+fn options(pipeline: &Seq2SeqPipeline, max_length: usize) -> Seq2SeqOptions {
+    let pair = pipeline.directions().example_pair();
+    let requested = RequestedLanguages { source: Some(&pair.source), target: Some("portuguese") };
+    let pair = pipeline.directions().find(requested).unwrap_or(pair.clone());
+    let translates = pipeline.settings().languages != Languages::None;
+    Seq2SeqOptions {
+        source: translates.then_some(pair.source),
+        target: translates.then_some(pair.target),
+        split: None,
+        truncate: true,
+        clean_up_spaces: false,
+        generation: GenerationOptions {
+            num_beams: Some(1),
+            num_return_sequences: Some(1),
+            do_sample: Some(false),
+            max_length: Some(max_length.min(pipeline.settings().max_positions)),
+            ..GenerationOptions::default()
+        },
+        max_sentences: 1,
+    }
 }
 
 /// Both forms of a model.
@@ -131,42 +192,14 @@ struct Step {
 impl Pair {
     fn open(runtime: Runtime, folders: [&Path; 2], settings: &Seq2SeqSettings) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
-        let parallel = Parallelism::WithinStep(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
-        let open = |folder: &Path| {
-            let graphs = [ENCODER, DECODER].map(|name| folder.join(name));
-            OnnxSeq2Seq::open(runtime, graphs.each_ref(), parallel).map(Arc::new)
-        };
-        let forms = [open(folders[0])?, open(folders[1])?];
-        let read = |name: &str| read(&folders[1].join(name));
-        let tokenizer = Arc::new(Tokenizer::from_json(&read(TOKENIZER)?)?);
-        let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
-        let target = Arc::new(Tokenizer::from_json(&read(target)?)?);
-        let shortlist = settings.shortlist.as_deref();
-        let shortlist = shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?;
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let forms = [open_graphs(runtime, folders[0], threads)?, open_graphs(runtime, folders[1], threads)?];
+        let Files { tokenizer, target, shortlist } = Files::read(folders[1], settings)?;
         let route = Route::seq2seq(Some(Arc::clone(&forms[0]) as _), None);
         // The shortlist is applied here, since texts are translated without it too.
         let parts = Seq2SeqParts { tokenizer, target: Arc::clone(&target), shortlist: None, route };
         let pipeline = Seq2SeqPipeline::new(parts, settings.clone())?;
-        // From English and to Portuguese if the model has these languages.
-        let pair = pipeline.directions().example_pair();
-        let requested = RequestedLanguages { source: Some(&pair.source), target: Some("portuguese") };
-        let pair = pipeline.directions().find(requested).unwrap_or(pair.clone());
-        let translates = settings.languages != Languages::None;
-        let options = Seq2SeqOptions {
-            source: translates.then_some(pair.source),
-            target: translates.then_some(pair.target),
-            split: None,
-            truncate: true,
-            clean_up_spaces: false,
-            generation: GenerationOptions {
-                num_beams: Some(1),
-                num_return_sequences: Some(1),
-                do_sample: Some(false),
-                max_length: Some(MAX_NEW_TOKENS.min(settings.max_positions)),
-                ..GenerationOptions::default()
-            },
-            max_sentences: 1,
-        };
+        let options = options(&pipeline, MAX_NEW_TOKENS);
         Ok(Self { pipeline, options, target, shortlist, forms })
     }
 

@@ -16,7 +16,6 @@ use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
 use kivu_engine::kernel::InstructionSet;
-pub use kivu_engine::similarity::Query;
 
 use self::workers::Workers;
 pub use self::{

@@ -7,10 +7,10 @@ use prost::Message;
 use super::{
     grpc,
     http::{JSON_LENGTH, failure, parse, read_response},
-    interface::Interface,
     messages::{ConfigResponse, InferResponse, ModelConfig, ModelMetadata, ReadyResponse},
     protocol::Description,
 };
+use crate::backend::Interface;
 use crate::{
     backend::TensorSpec,
     tensor::{ElementType, Tensor},

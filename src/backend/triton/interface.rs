@@ -2,13 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use super::{
-    codec,
-    messages::TensorMetadata,
-    protocol::{Description, Parameters},
-};
+use super::{codec, messages::TensorMetadata, protocol::Description};
 use crate::{
-    backend::{Schedule, Signature, TensorSpec},
+    backend::{Interface, Schedule, Signature, TensorSpec},
     error::{Error, Result},
     tensor::ElementType,
 };
@@ -17,14 +13,6 @@ use crate::{
 const MAX_BATCH_SIZE: usize = 32;
 /// Concurrent batches per request: some run while others are in transit.
 const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Interface {
-    pub(super) signature: Signature,
-    pub(super) schedule: Schedule,
-    /// From the model's configuration.
-    pub(super) parameters: Parameters,
-}
 
 impl Interface {
     /// Refuses decoupled models, and tensors with unsupported types.

@@ -29,12 +29,11 @@ use self::{
     client::FleetClient,
     connect::{FleetSettings, load_roots},
     endpoint::locked,
-    interface::Interface,
     pool::{Pool, SystemResolver},
     protocol::{Call, Parameters},
     server_url::ServerUrl,
 };
-use super::{Backend, Deadline, Schedule, Signature};
+use super::{Backend, Deadline, Interface, RemoteBackend, Schedule, Signature};
 use crate::{
     config::FleetConfig,
     error::{Error, Result},
@@ -47,39 +46,11 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// A model on a fleet, as its servers describe it.
 #[derive(Clone)]
-pub struct TritonBackend {
+struct TritonBackend {
     client: Arc<FleetClient>,
     interface: Interface,
     /// Sent with every request.
     request_parameters: Parameters,
-}
-
-impl TritonBackend {
-    /// Whether the servers describe both models identically.
-    pub fn has_same_interface(&self, other: &Self) -> bool {
-        self.interface == other.interface
-    }
-
-    /// Looks up a parameter in the model's configuration.
-    pub fn parameter(&self, name: &str) -> Option<&str> {
-        self.interface.parameters.get(name).map(String::as_str)
-    }
-
-    /// Sends the parameter `name` with every request.
-    #[must_use]
-    pub fn with_parameter(&self, name: &str, text: String) -> Self {
-        let mut backend = self.clone();
-        backend.request_parameters.insert(name.to_owned(), text);
-        backend
-    }
-
-    /// Requests only these outputs, in this order. `outputs` are indexes into the signature's outputs.
-    pub fn with_outputs(&self, outputs: &[usize]) -> Self {
-        let mut backend = self.clone();
-        let outputs = outputs.iter().filter_map(|output| self.signature().outputs.get(*output));
-        backend.interface.signature.outputs = outputs.cloned().collect();
-        backend
-    }
 }
 
 impl fmt::Debug for TritonBackend {
@@ -116,6 +87,25 @@ impl Backend for TritonBackend {
     }
 }
 
+impl RemoteBackend for TritonBackend {
+    fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    fn with_outputs(&self, outputs: &[usize]) -> Arc<dyn RemoteBackend> {
+        let mut backend = self.clone();
+        let outputs = outputs.iter().filter_map(|output| self.signature().outputs.get(*output));
+        backend.interface.signature.outputs = outputs.cloned().collect();
+        Arc::new(backend)
+    }
+
+    fn with_parameter(&self, name: &str, text: String) -> Arc<dyn RemoteBackend> {
+        let mut backend = self.clone();
+        backend.request_parameters.insert(name.to_owned(), text);
+        Arc::new(backend)
+    }
+}
+
 /// Tokens in an input, including padding.
 fn tokens(input: &Tensor) -> usize {
     match input.elements() {
@@ -131,7 +121,7 @@ fn tokens(input: &Tensor) -> usize {
 pub struct Fleet {
     client: Arc<FleetClient>,
     timeout: Duration,
-    backend: Mutex<Option<TritonBackend>>,
+    backend: Mutex<Option<Arc<dyn RemoteBackend>>>,
 }
 
 impl Fleet {
@@ -186,7 +176,7 @@ impl Fleet {
     }
 
     /// The model as the servers describe it. Sends a request only if necessary.
-    pub async fn connect(&self, deadline: Deadline) -> Result<TritonBackend> {
+    pub async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>> {
         let known = {
             let mut backend = locked(&self.backend);
             if self.client.take_stale_signature() {
@@ -200,8 +190,10 @@ impl Fleet {
         let description = deadline.bound(self.client.describe(deadline)).await?;
         let interface = Interface::of(self.model(), description)?;
         let client = Arc::clone(&self.client);
-        let backend = TritonBackend { client, interface, request_parameters: Parameters::new() };
-        *locked(&self.backend) = Some(backend.clone());
+        let request_parameters = Parameters::new();
+        let backend: Arc<dyn RemoteBackend> =
+            Arc::new(TritonBackend { client, interface, request_parameters });
+        *locked(&self.backend) = Some(Arc::clone(&backend));
         Ok(backend)
     }
 }

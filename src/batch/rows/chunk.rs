@@ -58,7 +58,6 @@ pub(in crate::batch) type Footers = Vec<(u64, Footer)>;
 pub(in crate::batch) enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<::csv::ByteRecord>),
-    #[cfg(feature = "parquet")]
     Columns(arrow_array::RecordBatch),
 }
 
@@ -67,7 +66,6 @@ pub(in crate::batch) enum Rows {
 pub(in crate::batch) enum Head {
     JsonLines,
     Csv(CsvHeader),
-    #[cfg(feature = "parquet")]
     Parquet(arrow_schema::SchemaRef),
 }
 

@@ -7,11 +7,8 @@ mod csv_header;
 mod json_fields;
 mod json_lines;
 mod lines;
-#[cfg(feature = "parquet")]
 mod parquet_reader;
-#[cfg(feature = "parquet")]
 mod parquet_source;
-#[cfg(feature = "parquet")]
 mod parquet_writer;
 #[cfg(test)]
 pub(super) mod tests;
@@ -23,7 +20,6 @@ pub(super) use self::{
     csv::{CsvReader, CsvWriter},
     json_lines::{JsonLinesReader, JsonLinesWriter},
 };
-#[cfg(feature = "parquet")]
 pub(super) use self::{
     parquet_reader::ParquetReader,
     parquet_writer::{ParquetWriter, join_footers},

@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    backend::{Backend, Deadline, Schedule, triton::TritonBackend},
+    backend::{Deadline, RemoteBackend, Schedule},
     error::{Error, Result},
     pipeline::{
         executor::RemoteModel,
@@ -32,7 +32,7 @@ const LANGUAGE: &str = "forced_bos_token_id";
 /// A model on a fleet that generates targets.
 #[derive(Clone, Debug)]
 pub(super) struct RemoteGenerator {
-    backend: TritonBackend,
+    backend: Arc<dyn RemoteBackend>,
     inputs: ModelInputs,
     has_scores: bool,
     /// The options that a request may set.
@@ -55,7 +55,7 @@ pub(super) struct RemoteRequest<'a> {
 impl RemoteModel for RemoteGenerator {
     type Spec = ();
 
-    fn open(described: TritonBackend, (): &()) -> Result<Self> {
+    fn open(described: &dyn RemoteBackend, (): &()) -> Result<Self> {
         let signature = described.signature();
         let mismatch = || ModelInputs::mismatch(signature, &format!("`{TARGETS}`"));
         let inputs = ModelInputs::recognize(signature).filter(|inputs| !inputs.has(Role::Text));
@@ -67,7 +67,8 @@ impl RemoteModel for RemoteGenerator {
             .collect();
         let only = if let [index] = others[..] { Some(index) } else { None };
         let targets = signature.output(TARGETS).or(only).ok_or_else(mismatch)?;
-        let options = described.parameter(OPTIONS).unwrap_or_default().split(',').map(str::trim);
+        let options = described.interface().parameters.get(OPTIONS).map_or("", String::as_str);
+        let options = options.split(',').map(str::trim);
         let options = options.filter(|name| !name.is_empty()).map(str::to_owned).collect();
         // Unused outputs are not transferred.
         let used: Vec<usize> = [targets].into_iter().chain(scores).collect();
@@ -143,7 +144,7 @@ impl RemoteGenerator {
         let inputs = self.inputs.tensors(&batch, padding_id)?;
         let mut options = request.config.options();
         options.retain(|name, _| self.options.contains(name));
-        let mut backend = self.backend.clone();
+        let mut backend = Arc::clone(&self.backend);
         if !options.is_empty() {
             backend = backend.with_parameter(OPTIONS, Value::Object(options).to_string());
         }

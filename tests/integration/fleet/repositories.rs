@@ -68,7 +68,7 @@ async fn triton_serves_exported_bundles() {
         let config = FleetConfig { urls: vec![url], ..FleetConfig::default() };
         let fleet = Fleet::new(&config, "feature-extraction").unwrap();
         let backend = fleet.connect(Deadline::within(Duration::from_secs(20))).await.unwrap();
-        keeps_its_contract(&backend).await;
+        keeps_its_contract(&*backend).await;
     }
     for ((task, _, path, body), bundle) in cases.iter().zip(&bundles) {
         let here = post(&app_of(ModelConfig::from(bundle.clone())), path, body).await;

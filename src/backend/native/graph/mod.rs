@@ -23,10 +23,7 @@ use super::stages::{Operation, assign_slots, divide};
 use crate::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
-    onnx_proto::{
-        AttributeProto, Dimension, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto, ValueInfoProto,
-        data_type,
-    },
+    onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
     tensor::ElementType,
 };
 
@@ -72,31 +69,19 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
 }
 
 pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
-    let specs = |values: &[ValueInfoProto]| values.iter().map(spec).collect::<Result<_>>();
-    let constants: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-    let inputs: Vec<ValueInfoProto> =
-        graph.input.iter().filter(|input| !constants.contains(&input.name.as_str())).cloned().collect();
-    let signature = Signature { inputs: specs(&inputs)?, outputs: specs(&graph.output)? };
-    let is_known = |input: &TensorSpec| INPUTS.contains(&input.name.as_str()) && input.shape.len() == 2;
-    match signature.inputs.iter().find(|input| !is_known(input)) {
-        Some(input) => Err(unsupported(&format!("the input `{}`", input.name))),
+    let signature = Signature::declared(graph)?;
+    let is_known = |input: &TensorSpec| {
+        INPUTS.contains(&input.name.as_str())
+            && input.shape.len() == 2
+            && input.element_type == ElementType::Int64
+    };
+    if let Some(input) = signature.inputs.iter().find(|input| !is_known(input)) {
+        return Err(unsupported(&format!("the input `{}`", input.name)));
+    }
+    match signature.outputs.iter().find(|output| output.element_type != ElementType::Fp32) {
+        Some(output) => Err(unsupported(&format!("the type of `{}`", output.name))),
         None => Ok(signature),
     }
-}
-
-fn spec(value: &ValueInfoProto) -> Result<TensorSpec> {
-    let found = value.r#type.as_ref().and_then(|value| value.tensor_type.as_ref());
-    let element_type = match found.map(|tensor| tensor.elem_type) {
-        Some(data_type::FLOAT) => ElementType::Fp32,
-        Some(data_type::INT64) => ElementType::Int64,
-        _ => return Err(unsupported(&format!("the type of `{}`", value.name))),
-    };
-    let axes = found.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
-    let side = |axis: &crate::onnx_proto::DimensionProto| match axis.value {
-        Some(Dimension::DimValue(length)) => length,
-        _ => -1,
-    };
-    Ok(TensorSpec::new(&*value.name, element_type, axes.iter().map(side).collect::<Vec<_>>()))
 }
 
 fn unsupported(what: &str) -> Error {

@@ -1,0 +1,14 @@
+//! Files of fixtures, for tests.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::files;
+
+/// The `tokenizer.json` of a small BERT.
+pub(crate) fn tokenizer() -> Map<String, Value> {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");
+    serde_json::from_slice(&files::read(&path).unwrap()).unwrap()
+}

@@ -1,0 +1,95 @@
+//! The format of a model's files, and the reader of each format.
+
+use std::path::Path;
+
+use super::{
+    bergamot,
+    config::ConfigFile,
+    encoder, export,
+    keys::{self, Kind},
+    plan::{Build, Plan},
+    seq2seq,
+    source::Source,
+    static_embedding,
+    weights::Weights,
+};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::{MANIFEST, TOKENIZER},
+};
+
+/// Model formats.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Bergamot,
+    StaticEmbedding,
+    Gliner,
+    Seq2Seq,
+    Encoder,
+    Export,
+}
+
+/// Checks the keys in all model files; returns warnings about keys that the plan allows.
+pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
+    let kind = match format(plan)? {
+        Format::Bergamot => return Ok(Vec::new()),
+        Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
+        Format::Gliner => Kind::Gliner,
+        Format::Seq2Seq => Kind::Seq2Seq,
+        Format::Export => Kind::Export,
+    };
+    keys::check(plan, kind)
+}
+
+/// Opens the model in the plan's folder.
+pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let format = format(build.plan)?;
+    if build.plan.adapter.is_some() && format != Format::Encoder {
+        return Err(Error::model(format!(
+            "expected an encoder from safetensors or a checkpoint of PyTorch as the base of an adapter, but found another \
+             model in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
+            build.plan.folder.display()
+        )));
+    }
+    match format {
+        Format::Bergamot => bergamot::open(build.plan),
+        Format::StaticEmbedding => static_embedding::open(build.plan),
+        Format::Gliner => encoder::open_gliner(build.plan),
+        Format::Seq2Seq => seq2seq::open(build),
+        Format::Encoder => encoder::open(build.plan),
+        Format::Export => export::open(build),
+    }
+}
+
+/// Detects the model format in the plan's folder.
+fn format(plan: &Plan) -> Result<Format> {
+    let (folder, transformer) = (&plan.folder, &plan.transformer()?);
+    if bergamot::is_in(folder) {
+        Ok(Format::Bergamot)
+    } else if static_embedding::is_in(folder)? {
+        Ok(Format::StaticEmbedding)
+    } else if encoder::is_gliner(folder) {
+        Ok(Format::Gliner)
+    } else if !transformer.join(ConfigFile::NAME).is_file() {
+        let found = match transformer.join(MANIFEST).is_file() {
+            true => "a bundle; `kivu serve` serves it",
+            false => "neither `config.json` nor `model.….bin`",
+        };
+        Err(Error::model(format!(
+            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
+             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found {found}",
+            transformer.display()
+        )))
+    } else if seq2seq::is_in(folder) {
+        Ok(Format::Seq2Seq)
+    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
+        Ok(Format::Encoder)
+    } else {
+        Ok(Format::Export)
+    }
+}
+
+/// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
+fn is_supported(folder: &Path) -> bool {
+    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
+}

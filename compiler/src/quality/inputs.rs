@@ -1,0 +1,31 @@
+//! The inputs of a graph that runs outside of a pipeline.
+
+use kivu::{
+    backend::{Signature, TensorSpec},
+    error::{Error, Result},
+    tensor::Tensor,
+    tokenizer::Encoding,
+};
+
+/// Graph inputs for one text.
+pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>> {
+    let shape = [1, encoding.len()];
+    let tensor = |input: &TensorSpec| {
+        let values = match input.name.as_str() {
+            "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
+            "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
+            "attention_mask" => {
+                let attended = encoding.len() - encoding.unattended;
+                (0..encoding.len()).map(|token| i64::from(token < attended)).collect()
+            }
+            other => {
+                return Err(Error::model(format!(
+                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, but found \
+                     `{other}`"
+                )));
+            }
+        };
+        Tensor::integers(input.element_type, shape, values)
+    };
+    signature.inputs.iter().map(tensor).collect()
+}

@@ -1,0 +1,249 @@
+//! An encoder as it is served: the pipeline of its task on the graph that was written.
+
+use std::{
+    num::NonZeroUsize,
+    path::Path,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    SENTENCES,
+    answer::{Answer, LABELS, MultiVectors},
+    wait,
+};
+use crate::{
+    files,
+    plan::Progress,
+    source::{EncoderSettings, MODEL},
+};
+use kivu::{
+    backend::{
+        Backend, Deadline, Engine,
+        native::{NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
+        onnx::{OnnxBackend, Runtime},
+    },
+    error::{Error, Result},
+    pipeline::{
+        Input,
+        classification::ClassificationPipeline,
+        embedding::{
+            EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors, VectorKind,
+        },
+        multi_vector::MultiVectorSettings,
+        pooling::normalize,
+        roles::TextRole,
+        token_classification::TokenClassificationPipeline,
+        zero_shot::Labels,
+        zero_shot_entities::ZeroShotEntitiesPipeline,
+    },
+    tokenizer::{Side, Tokenizer, Truncation},
+};
+
+/// The texts that are run together: enough to keep all CPUs busy, and few enough to report progress.
+const PART: usize = 30;
+/// The timeout of a part.
+const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+const TRUNCATION: Truncation = Truncation::At(Side::Right);
+
+/// An encoder's pipeline.
+pub(crate) enum ServedEncoder {
+    Embedding(EmbeddingPipeline),
+    Classification(ClassificationPipeline),
+    TokenClassification(TokenClassificationPipeline),
+    ZeroShotEntities(ZeroShotEntitiesPipeline),
+}
+
+/// The answers to all sample texts, and their time.
+pub(crate) struct Answers {
+    /// In the order of the texts; an answer for each output.
+    pub(super) texts: Vec<Vec<Answer>>,
+    pub(crate) time: Duration,
+    /// The number of texts that were read, queries included.
+    pub(crate) reads: usize,
+}
+
+impl Answers {
+    /// The dense vectors of documents, or the scores.
+    pub(crate) fn values(&self) -> Vec<Vec<f32>> {
+        self.texts.iter().filter_map(|answers| Some(answers.first()?.values().to_vec())).collect()
+    }
+}
+
+/// What a task needs besides its graph.
+#[derive(Clone, Copy)]
+pub(crate) struct EncoderParts<'a> {
+    pub(crate) runtime: Runtime,
+    pub(crate) tokenizer: &'a Arc<Tokenizer>,
+    pub(crate) settings: &'a EncoderSettings,
+}
+
+impl ServedEncoder {
+    /// Opens the graph in `folder`.
+    pub(crate) fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
+        let backend = open_graph(parts.runtime, folder, engine)?;
+        let tokenizer = Arc::clone(parts.tokenizer);
+        Ok(match parts.settings.clone() {
+            EncoderSettings::Embedding(settings) => {
+                Self::Embedding(EmbeddingPipeline::new(tokenizer, backend, settings)?)
+            }
+            EncoderSettings::Classification(settings) => {
+                Self::Classification(ClassificationPipeline::new(tokenizer, backend, settings)?)
+            }
+            EncoderSettings::TokenClassification(settings) => {
+                Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, backend, settings)?)
+            }
+            EncoderSettings::ZeroShotEntities(settings) => {
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, backend, settings)?)
+            }
+        })
+    }
+
+    /// Runs one text, which fails if the graph has other outputs than its settings say, or no finite numbers.
+    pub(crate) fn check(&self) -> Result<()> {
+        let text = SENTENCES.lines().take(1).map(str::to_owned).collect();
+        let answer = wait(|| self.answers(text));
+        answer.map(drop).map_err(|error| {
+            Error::model_because(
+                "the model fails on a sample text; check its weights and `config.json`",
+                error,
+            )
+        })
+    }
+
+    /// Runs all sample texts, a step of `progress` each.
+    pub(crate) fn measure(&self, progress: &dyn Progress) -> Result<Answers> {
+        let started = Instant::now();
+        let texts = in_parts(progress, |texts| self.answers(texts))?;
+        let reads = texts.len() * if self.query_form().is_some() { 2 } else { 1 };
+        Ok(Answers { texts, time: started.elapsed(), reads })
+    }
+
+    /// The answers to texts, as documents.
+    async fn answers(&self, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
+        let deadline = Deadline::within(TIMEOUT);
+        let scores: Vec<Vec<f32>> = match self {
+            Self::Embedding(pipeline) => return self.vectors(pipeline, texts).await,
+            Self::Classification(pipeline) => {
+                let logits = pipeline.logits(inputs(texts), TRUNCATION, deadline).await?;
+                let function = pipeline.settings().function;
+                logits.rows.iter().map(|logits| function.apply(logits)).collect()
+            }
+            Self::TokenClassification(pipeline) => pipeline.token_scores(texts, TRUNCATION, deadline).await?,
+            Self::ZeroShotEntities(pipeline) => {
+                let labels = Labels::new(LABELS.map(str::to_owned).into(), LABELS.len())?;
+                pipeline.span_scores(texts, &labels, TRUNCATION, deadline).await?
+            }
+        };
+        Ok(scores.into_iter().map(|scores| vec![Answer::Vector(scores)]).collect())
+    }
+
+    async fn vectors(&self, pipeline: &EmbeddingPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
+        let kinds: Vec<VectorKind> = pipeline.settings().outputs().iter().map(|(kind, _)| *kind).collect();
+        let documents = embed(pipeline, texts.clone(), &kinds, TextRole::Document).await?;
+        let queries = match self.query_form() {
+            None => Vec::new(),
+            Some(_) => embed(pipeline, texts, &[VectorKind::MultiVector], TextRole::Query).await?,
+        };
+        let mut queries = queries.into_iter();
+        let answers = documents.into_iter().map(|document| {
+            let query = queries.next().and_then(|query| query.multi_vector);
+            let multi = document.multi_vector.zip(pipeline.settings().multi_vector.as_deref());
+            let multi = multi.map(|(document, settings)| {
+                let query = query.map(unit_vectors);
+                MultiVectors { document: unit_vectors(document), query, width: settings.dimensions }
+            });
+            let dense = document.dense.map(Answer::Vector);
+            let others = [document.sparse.map(Answer::Sparse), multi.map(Answer::MultiVector)];
+            dense.into_iter().chain(others.into_iter().flatten()).collect()
+        });
+        Ok(answers.collect())
+    }
+
+    /// The settings of multi-vectors whose queries have another form than documents.
+    fn query_form(&self) -> Option<&MultiVectorSettings> {
+        let Self::Embedding(pipeline) = self else { return None };
+        pipeline.settings().multi_vector.as_deref().filter(|multi| multi.query != multi.document)
+    }
+}
+
+/// Runs the sample texts in parts.
+fn in_parts<T: Send>(
+    progress: &dyn Progress,
+    run: impl AsyncFn(Vec<String>) -> Result<Vec<T>> + Sync,
+) -> Result<Vec<T>> {
+    let samples: Vec<String> = SENTENCES.lines().map(str::to_owned).collect();
+    let mut results = Vec::with_capacity(samples.len());
+    for part in samples.chunks(PART) {
+        results.extend(wait(|| run(part.to_vec()))?);
+        part.iter().for_each(|_| progress.step());
+    }
+    Ok(results)
+}
+
+/// The dense vectors of the sample texts in a role, a step of `progress` each.
+pub(crate) fn dense_vectors(
+    pipeline: &EmbeddingPipeline,
+    role: TextRole,
+    progress: &dyn Progress,
+) -> Result<Vec<Vec<f32>>> {
+    in_parts(progress, async |texts| {
+        let vectors = embed(pipeline, texts, &[VectorKind::Dense], role).await?;
+        Ok(vectors.into_iter().filter_map(|vectors| vectors.dense).collect())
+    })
+}
+
+/// The vectors of texts in a role. Dense vectors keep their lengths: normalization would only round their directions.
+async fn embed(
+    pipeline: &EmbeddingPipeline,
+    texts: Vec<String>,
+    kinds: &[VectorKind],
+    role: TextRole,
+) -> Result<Vec<TextVectors>> {
+    let options = EmbeddingOptions {
+        truncation: TRUNCATION,
+        normalize: Some(false),
+        prompt_name: prompt_name(pipeline.settings(), role)?.map(str::to_owned),
+        dimensions: None,
+        max_values: usize::MAX,
+    };
+    let requested = RequestedVectors { kinds: kinds.to_vec(), max_active_dims: None };
+    let found = pipeline.embed_kinds(inputs(texts), &requested, &options, Deadline::within(TIMEOUT)).await?;
+    Ok(found.vectors)
+}
+
+/// The name of the prompt for texts in a role.
+pub(crate) fn prompt_name(settings: &EmbeddingSettings, role: TextRole) -> Result<Option<&str>> {
+    // The roles of these models differ by more than prompts.
+    if settings.multi_vector.is_some() {
+        return Ok(Some(role.name()));
+    }
+    settings.prompt_name(role.name())
+}
+
+fn inputs(texts: Vec<String>) -> Vec<Input> {
+    texts.into_iter().map(Input::Text).collect()
+}
+
+/// The vectors of tokens with length 1, one after the other.
+fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
+    vectors.iter_mut().for_each(|vector| normalize(vector));
+    vectors.concat()
+}
+
+/// The graph of an encoder in an engine, on all CPUs.
+fn open_graph(runtime: Runtime, folder: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
+    let path = folder.join(MODEL);
+    let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    if engine == Engine::Onnx {
+        return Ok(Arc::new(OnnxBackend::open(runtime, &path, threads)?));
+    }
+    let graph = files::read(&path)?;
+    let weights = WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), folder.join(name)));
+    let weights = WeightFiles::map(weights, Arc::default())?;
+    Ok(match TableModel::is_in(&graph)? {
+        true => Arc::new(TableBackend::new(TableModel::open(&graph, weights)?, threads)),
+        false => Arc::new(NativeBackend::start(NativeModel::open(&graph, weights)?, threads)?),
+    })
+}

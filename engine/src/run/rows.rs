@@ -1,0 +1,197 @@
+//! A stage of rows, for one block of them.
+
+use std::ops::Range;
+
+use super::{Run, Scratch, Token};
+use crate::{
+    kernel::{Kernel, LANES},
+    linear::{dense, linear},
+    math::{activate, gate, normalize},
+    program::{Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
+};
+
+/// Executes a stage for one block.
+#[inline(always)]
+pub(super) fn rows<K: Kernel>(
+    kernel: K,
+    run: &Run,
+    program: &Program,
+    stage: &RowStage,
+    block: usize,
+    scratch: &mut Scratch,
+) {
+    let Scratch { values, quantized, .. } = scratch;
+    values.resize_with(program.slots, Vec::new);
+    let slot = |value: &ValueId| program.values[*value].slot;
+    let first = block * run.block_rows;
+    let rows = first..run.rows(stage.per).min(first + run.block_rows);
+    for load in &stage.loads {
+        load_block(run, program.values[load.value], load, (block, &rows), &mut values[slot(&load.value)]);
+    }
+    for operation in &stage.operations {
+        let id = operation.output();
+        let width = program.values[id].width;
+        let mut out = std::mem::take(&mut values[slot(&id)]);
+        out.resize(rows.len() * width, 0.0);
+        match operation {
+            RowOperation::Lookup { table, index, .. } => {
+                for (token, out) in run.tokens[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    look_up(kernel, table, index.of(token), out);
+                }
+            }
+            RowOperation::Pool { pooling, input, .. } => {
+                for (text, out) in run.attended[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                    let tokens = match pooling {
+                        Pooling::First => text.start..text.end.min(text.start + 1),
+                        Pooling::Last => text.start.max(text.end.saturating_sub(1))..text.end,
+                        Pooling::Mean => text.clone(),
+                    };
+                    let count = tokens.len().max(1) as f32;
+                    out.fill(0.0);
+                    run.each_part(program.values[*input], tokens, |part| {
+                        part.chunks_exact(width).for_each(|row| add_to(out, row));
+                    });
+                    out.iter_mut().for_each(|value| *value /= count);
+                }
+            }
+            RowOperation::Linear { input, layer, .. } => {
+                let panels = 0..layer.outputs / LANES;
+                linear(kernel, &values[slot(input)], (layer, panels), quantized, &mut out);
+            }
+            RowOperation::Dense { input, layer, .. } => {
+                dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
+            }
+            RowOperation::Activation { function, input, .. } => {
+                let input = values[slot(input)].as_chunks::<LANES>().0;
+                for (lanes, out) in input.iter().zip(out.as_chunks_mut().0) {
+                    kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
+                }
+            }
+            RowOperation::Gate { function, activates_second, input, .. } => {
+                let rows = values[slot(input)].chunks_exact(2 * width).zip(out.chunks_exact_mut(width));
+                for (row, out) in rows {
+                    let (first, second) = row.split_at(width);
+                    let halves = if *activates_second { [second, first] } else { [first, second] };
+                    gate(kernel, *function, halves.map(|half| half.as_chunks().0), out.as_chunks_mut().0);
+                }
+            }
+            RowOperation::Add { inputs: [left, right], .. } => {
+                add(&values[slot(left)], &values[slot(right)], &mut out)
+            }
+            RowOperation::Norm { input, residual, norm, .. } => {
+                let stride = program.values[input.value].width;
+                let columns = values[slot(&input.value)].chunks_exact(stride);
+                let columns = columns.map(|row| &row[input.offset..input.offset + width]);
+                match residual {
+                    Some(residual) => {
+                        let residuals = values[slot(residual)].chunks_exact(width);
+                        for ((input, residual), out) in
+                            columns.zip(residuals).zip(out.chunks_exact_mut(width))
+                        {
+                            add(input, residual, out);
+                        }
+                    }
+                    None => {
+                        for (input, out) in columns.zip(out.chunks_exact_mut(width)) {
+                            out.copy_from_slice(input);
+                        }
+                    }
+                }
+                for part in out.chunks_exact_mut(norm.gain.len() * LANES) {
+                    normalize(kernel, part.as_chunks_mut().0, norm);
+                }
+            }
+        }
+        values[slot(&id)] = out;
+    }
+    for value in &stage.stores {
+        std::mem::swap(&mut *run.part_mut(slot(value), block), &mut values[slot(value)]);
+    }
+}
+
+/// Loads a block from a value that another stage has computed.
+#[inline(always)]
+fn load_block(
+    run: &Run,
+    value: Value,
+    load: &Load,
+    (block, rows): (usize, &Range<usize>),
+    out: &mut Vec<f32>,
+) {
+    match load.heads {
+        Some(heads) => join_heads(run, value, heads, rows, out),
+        None if load.is_last => std::mem::swap(&mut *run.part_mut(value.slot, block), out),
+        None => {
+            out.clear();
+            out.extend_from_slice(&run.part(value.slot, block));
+        }
+    }
+}
+
+/// Joins all heads' contexts into rows.
+#[inline(always)]
+fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
+    let Value { per, width, slot } = value;
+    out.resize(rows.len() * width, 0.0);
+    let size = width / heads;
+    let first = match per {
+        Per::Token => run.texts.partition_point(|text| text.end <= rows.start),
+        Per::Text => rows.start,
+    };
+    for (text, range) in run.texts.iter().enumerate().skip(first) {
+        let range = if per == Per::Token { range.clone() } else { text..text + 1 };
+        if range.start >= rows.end {
+            break;
+        }
+        let part = range.start.max(rows.start)..range.end.min(rows.end);
+        for head in 0..heads {
+            let contexts = run.part(slot, text * heads + head);
+            let contexts = contexts[(part.start - range.start) * size..].chunks_exact(size);
+            let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width]
+                .chunks_exact_mut(width);
+            for (out, context) in out.zip(contexts) {
+                out[head * size..][..size].copy_from_slice(context);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn look_up<K: Kernel>(kernel: K, table: &Table, row: usize, out: &mut [f32]) {
+    let part = row * out.len()..(row + 1) * out.len();
+    match table {
+        Table::Fp32(values) => out.copy_from_slice(&values[part]),
+        Table::Int8(values, scales) => {
+            let scale = kernel.splat(scales[row]);
+            for (integers, out) in values[part].as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut().0) {
+                let floats = kernel.load(&integers.map(f32::from));
+                kernel.store(kernel.mul(floats, scale), out);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_to(sums: &mut [f32], row: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(row) {
+        *sum += value;
+    }
+}
+
+#[inline(always)]
+fn add(left: &[f32], right: &[f32], out: &mut [f32]) {
+    for ((left, right), out) in left.iter().zip(right).zip(out) {
+        *out = left + right;
+    }
+}
+
+impl Index {
+    fn of(self, token: &Token) -> usize {
+        let number = match self {
+            Self::Id => token.id,
+            Self::Type => token.type_id,
+            Self::Position => token.position,
+        };
+        number as usize
+    }
+}
