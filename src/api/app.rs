@@ -24,7 +24,7 @@ use crate::{
 };
 
 tokio::task_local! {
-    /// The models that the caller of the request may use; all if there are none.
+    /// Models that the caller may use; all if empty.
     static ALLOWED_MODELS: Vec<String>;
 }
 
@@ -33,7 +33,7 @@ pub(super) async fn restricted_to<T>(models: Vec<String>, request: impl Future<O
     ALLOWED_MODELS.scope(models, request).await
 }
 
-/// The models of a server, and how it serves them.
+/// A server's models, and how it serves them.
 #[derive(Debug)]
 pub struct App {
     models: Vec<Model>,
@@ -83,7 +83,7 @@ impl App {
         Self { has_page, ..self }
     }
 
-    /// The models that the caller of the current request may use.
+    /// Models that the current request's caller may use.
     pub(super) fn models(&self) -> impl Iterator<Item = &Model> {
         self.models.iter().filter(|model| {
             let is_allowed = |allowed: &Vec<String>| allowed.is_empty() || allowed.contains(&model.name);
@@ -91,7 +91,7 @@ impl App {
         })
     }
 
-    /// The model of this name, or the first one.
+    /// Looks up a model by name; `None` selects the first one.
     pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
         let Some(name) = name else { return self.models().next().ok_or(Error::NoModel) };
         self.find(name).map(|(model, _)| model).ok_or_else(|| Error::UnknownModel {
@@ -100,13 +100,12 @@ impl App {
         })
     }
 
-    /// The prompt that the name of an embedding model selects, as in `minilm:query`: for clients that cannot send it
-    /// otherwise.
+    /// The prompt in an embedding model's name, as in `minilm:query`: for clients that cannot send it otherwise.
     pub(super) fn named_prompt(&self, name: Option<&str>) -> Option<String> {
         self.find(name?)?.1.map(str::to_owned)
     }
 
-    /// The model with this name or alias, and the prompt after its name. Clients of Ollama add `:latest` to names.
+    /// Looks up a model by name or alias, with the prompt after its name. Ollama clients add `:latest` to names.
     fn find(&self, name: &str) -> Option<(&Model, Option<&str>)> {
         let is_named = |model: &Model, name: &str| {
             model.name == name || model.manifest.aliases.iter().any(|alias| alias == name)
@@ -123,7 +122,7 @@ impl App {
         Some((model, model.pipeline.embedding()?.prompt_name(suffix).ok()?))
     }
 
-    /// The model of this name, which must be for `task`, or the first model for it.
+    /// Looks up a model, which must be for `task`; without a name, the first model for it.
     pub(super) fn pipeline<'a, P>(
         &'a self,
         name: Option<&str>,
@@ -152,7 +151,7 @@ impl App {
         self.embedding_with(name, VectorKind::Dense)
     }
 
-    /// The embedding model of this name, or the first one with vectors of this kind, or the first one.
+    /// Looks up an embedding model; without a name, the first one with vectors of this kind, or the first one.
     pub(super) fn embedding_with(
         &self,
         name: Option<&str>,
@@ -169,8 +168,8 @@ impl App {
         self.pipeline(name, Task::TextClassification, Pipeline::classification)
     }
 
-    /// The ranking model of this name, or the first one. Embedding models rank too; without a name, they come after all
-    /// others, those with multi-vectors first.
+    /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
+    /// after all others, models with multi-vectors first.
     pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
         let ranking = |pipeline: &Pipeline| pipeline.ranking().cloned();
         let with = |kind| {

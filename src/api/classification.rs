@@ -1,4 +1,4 @@
-//! Classification and zero-shot classification: TEI's `/predict`, and the bodies of the model hub.
+//! Classification and zero-shot classification: TEI's `/predict`, and the model hub's bodies.
 
 use std::fmt::Display;
 
@@ -120,7 +120,7 @@ pub(super) async fn classify_with(
     classify(context, pipeline, (inputs, false), &body.parameters.unwrap_or_default()).await
 }
 
-/// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list of them.
+/// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list with such items.
 fn classify_inputs(value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
     match value {
         Value::Array(values) => {

@@ -42,7 +42,7 @@ pub(super) struct EmbedOptions {
     /// Number of leading values to keep per vector.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
-    /// `float` by default; also the names of types, as in `output_dtype`.
+    /// `float` by default; also type names, as in `output_dtype`.
     encoding_format: Option<EncodingFormat>,
     /// The values' type; `float` by default.
     output_dtype: Option<VectorType>,
@@ -92,7 +92,7 @@ impl EmbedOptions {
     }
 }
 
-/// The inputs of a body, their characters, and the options.
+/// A body's inputs, character count and options.
 fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, EmbedOptions)> {
     let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
     let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
@@ -103,7 +103,7 @@ fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, Embed
     Ok((inputs, characters, options))
 }
 
-/// The weight of a token in a sparse vector.
+/// A token's weight in a sparse vector.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct SparseValue {
     /// The token's id.
@@ -193,7 +193,7 @@ pub(super) async fn embed_with(
     Ok(with_usage(context, &vectors, &usage, characters))
 }
 
-/// Embeds with a model, as the route of the first kind of its vectors does.
+/// Embeds with a model, like the route for its first vector kind.
 pub(super) async fn embed_by_default(
     context: &Context,
     pipeline: &EmbeddingPipeline,
@@ -238,13 +238,13 @@ async fn embed_sparse_with(
 
 /// Embed each token
 ///
-/// A model for late interaction returns the projected vectors of a document, or of a query if `prompt_name` is `query`.
+/// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
 pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Reply {
     let name = model_name(&body).map(str::to_owned);
     let name = name.as_deref();
     let (_, pipeline) = match name {
         Some(_) => context.app.embedding(name)?,
-        // The first model that has vectors of tokens; before there were others, the first with dense vectors.
+        // The first model that has token vectors; before there were others, the first with dense vectors.
         None => match context.app.embedding(None)? {
             found @ (_, pipeline) if pipeline.settings().has(VectorKind::Dense) => found,
             _ => context.app.embedding_with(None, VectorKind::MultiVector)?,
@@ -279,7 +279,7 @@ pub(super) async fn similarity_with(
     name: Option<&str>,
     body: SimilarityRequest,
 ) -> Reply {
-    // The source sentence is one of the texts of the request.
+    // The source sentence counts as one of the request's texts.
     let [one, others] =
         [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));
     let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, &one)?;

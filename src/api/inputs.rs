@@ -1,4 +1,4 @@
-//! Parsing of fields that clients send in several forms. Errors name the field and the position.
+//! Parses fields that clients send in several forms. Errors name the field and the position.
 
 use std::{
     fmt::{self, Display},
@@ -17,13 +17,12 @@ use crate::{
     pipeline::Input,
 };
 
-/// The number of texts that a request may have, and that it may still have: a request may consist of several, which
-/// share the limit.
+/// Maximum and remaining texts for a request, which may consist of several requests that share the limit.
 #[derive(Clone, Debug)]
 pub(super) struct TextLimit {
-    /// Of a field.
+    /// Per field.
     max: usize,
-    /// Of the request.
+    /// Per request.
     total: usize,
     left: Arc<AtomicUsize>,
 }
@@ -42,13 +41,13 @@ impl TextLimit {
         self.max
     }
 
-    /// Counts the texts of a field.
+    /// Counts a field's texts.
     pub(super) fn count(&self, field: impl Display, found: usize) -> Result<()> {
         count(field, found, self.max)?;
         self.count_more(found)
     }
 
-    /// Counts texts that are made of those of the request, such as pairs of a text and a label.
+    /// Counts texts that are built from the request's texts, such as text-label pairs.
     pub(super) fn count_more(&self, found: usize) -> Result<()> {
         let take = |left: usize| left.checked_sub(found);
         self.left.fetch_update(Relaxed, Relaxed, take).map(drop).map_err(|_| {
@@ -57,7 +56,7 @@ impl TextLimit {
     }
 }
 
-/// The position of a value in a list, which is written only into errors: lists may have millions of values.
+/// A value's position in a list. Formatted only in errors: lists may have millions of values.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     list: &'a dyn Display,
@@ -70,7 +69,7 @@ impl Display for Place<'_> {
     }
 }
 
-/// A text, texts, token ids or token id lists: 1 to `limit` inputs, none of them empty.
+/// A text, texts, token ids or token id lists: 1 to `limit` inputs, all non-empty.
 pub(super) fn read(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
     match value {
         Value::String(_) => {
@@ -97,7 +96,7 @@ pub(super) fn texts(field: impl Display, value: Value, limit: &TextLimit) -> Res
     }
 }
 
-/// A list of 1 to `limit` texts, or items with a text, each parsed with its position.
+/// A list with 1 to `limit` texts, or items with a text, each parsed with its position.
 pub(super) fn list<T>(
     field: impl Display,
     values: Vec<Value>,
@@ -128,7 +127,7 @@ pub(super) fn text(field: impl Display, value: Value) -> Result<String> {
     }
 }
 
-/// Token ids or token id lists: 1 to `limit` lists, none of them empty.
+/// Token ids or token id lists: 1 to `limit` lists, all non-empty.
 pub(super) fn id_lists(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Vec<u32>>> {
     let inputs = read(field, value, limit)?.into_iter().map(|input| match input {
         Input::Ids(ids) => Ok(ids),

@@ -51,8 +51,8 @@ impl Observed {
         Self { started, id, method: method.clone(), path: path.to_owned(), origin: Origin::default() }
     }
 
-    /// Writes the body of an error, in the dialect of `route`, and the line in the log, which never holds texts. Server
-    /// errors are logged with their causes.
+    /// Writes the error body, in the dialect of `route`, and the log line, which never holds texts. Server errors are
+    /// logged with their causes.
     pub(super) fn finish(self, mut response: Response, route: &str) -> Response {
         let rejection = response.extensions_mut().remove::<Rejection>();
         if let Some(rejection) = &rejection {
@@ -84,8 +84,8 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     let trace = Trace::read(|name| parts.headers.get(name)?.to_str().ok());
     observed.origin.trace = trace.as_ref().map(|trace| trace.id.clone());
     if parts.method == Method::OPTIONS {
-        // Browsers send this before a request to another origin, without credentials, and require success. The headers
-        // that allow other origins are those of API Gateway.
+        // A CORS preflight: browsers send it without credentials, and require success. API Gateway adds the headers
+        // that allow other origins.
         return observed.finish(StatusCode::NO_CONTENT.into_response(), &path);
     }
     let access = match routes::is_open(&path, &parts.method) {

@@ -27,7 +27,7 @@ use crate::{
 pub(super) struct OllamaEmbedRequest {
     /// Model name; the default is the first embedding model.
     model: Option<String>,
-    /// A text or a list of texts. Nothing or an empty text gives no vectors: clients load models this way.
+    /// A text or text list. Nothing or an empty text returns no vectors: clients load models this way.
     #[serde(default)]
     #[schemars(with = "Option<OptionalTexts>")]
     input: Value,
@@ -221,7 +221,7 @@ fn details(model: &Model) -> Details {
     }
 }
 
-/// The architecture without the suffix of its head, in lower case: `bert` for `BertModel`.
+/// The architecture without its head's suffix, in lower case: `bert` for `BertModel`.
 fn family(model: &Model) -> String {
     let name = model.manifest.source.architecture.to_lowercase();
     let end = ["model", "for"].iter().filter_map(|suffix| name.find(suffix)).min();

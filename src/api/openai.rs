@@ -24,11 +24,11 @@ use crate::{
     tokenizer::cl100k,
 };
 
-/// OpenAI's fields, and those of Voyage, Jina and TEI, which have the same route or extend it.
+/// Fields from OpenAI, and from Voyage, Jina and TEI, which have the same route or extend it.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
 pub(super) struct EmbeddingsRequest {
-    /// A text, a list of texts or of objects with a `text`, token ids, or a list of token id lists.
+    /// A text, a list of texts or objects with a `text`, token ids, or a list of token id lists.
     #[schemars(with = "InputsOrObjects")]
     input: Value,
     /// Model name; the default is the first embedding model.
@@ -81,7 +81,7 @@ enum Sentences {
 }
 
 impl LateChunking {
-    /// The chunks of the inputs; `None` if each has a vector of its own. The model takes `max_tokens`.
+    /// Input chunks; `None` if each input has its own vector. The model takes `max_tokens`.
     async fn chunks(self, inputs: &[Input], max_tokens: usize, deadline: Deadline) -> Result<Option<Chunks>> {
         if let Self::Texts(false) = self {
             return Ok(None);
@@ -105,7 +105,7 @@ impl LateChunking {
     }
 }
 
-/// The tokenizer of a request's token ids.
+/// Tokenizer for a request's token ids.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum TokenEncoding {
@@ -192,7 +192,7 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
     Ok(with_backend(&answer, embeddings.usage.location))
 }
 
-/// Clients of OpenAI such as LangChain send the ids of its tokenizer, without declaring which tokenizer it is.
+/// OpenAI clients such as LangChain send ids from its tokenizer, without declaring which tokenizer it is.
 fn text_of_ids(input: Input) -> Result<Input> {
     match input {
         Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {
@@ -205,7 +205,7 @@ fn text_of_ids(input: Input) -> Result<Input> {
     }
 }
 
-/// Jina's clients may send objects with a `text` instead of texts.
+/// Jina clients may send objects with a `text` instead of texts.
 fn texts_of_objects(mut input: Value) -> Value {
     for value in input.as_array_mut().into_iter().flatten() {
         if let Some(text) = value.get_mut("text").filter(|text| text.is_string()) {

@@ -1,4 +1,4 @@
-//! Ranking texts by a query: `/rerank` of TEI, `/v2/rerank` of Cohere and `/v1/rerank` of Jina.
+//! Ranks texts by a query: TEI's `/rerank`, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use crate::{
 struct Ranked {
     texts: Vec<String>,
     scores: Vec<f32>,
-    /// Positions of the texts, the highest score first.
+    /// Text indexes, the highest score first.
     order: Vec<usize>,
     usage: Usage,
 }
@@ -49,7 +49,7 @@ pub(super) struct RerankRequest {
     model: Option<String>,
     truncate: Option<bool>,
     truncation_direction: Option<Side>,
-    /// Whether scores are logits, cosines or sums of products; by default they are between 0 and 1.
+    /// Whether scores are logits, cosines or product sums; by default they are between 0 and 1.
     raw_scores: Option<bool>,
     return_text: Option<bool>,
 }
@@ -130,7 +130,7 @@ impl Ranked {
     }
 }
 
-/// Ranks documents; returns the name of the model as well.
+/// Ranks documents; also returns the model name.
 async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
@@ -180,7 +180,7 @@ pub(super) enum JinaResponse {
 struct RankedDocuments {
     #[serde(skip_serializing_if = "Option::is_none")]
     results: Option<Vec<RankedDocument>>,
-    /// Voyage's name of `results`.
+    /// Voyage's name for `results`.
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Vec<RankedDocument>>,
     #[serde(flatten)]

@@ -54,20 +54,20 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 /// The request is rejected if
 /// - its content type is not JSON (415),
 /// - its body is longer than the limit (413) or ends too early (400),
-/// - the body is not JSON (400), or JSON of another shape (422).
+/// - the body is not JSON (400), or JSON with another shape (422).
 pub(super) struct Call<T>(pub(super) Context, pub(super) T);
 
-/// The state, deadline, limits and start time of a request.
+/// A request's state, deadline, limits and start time.
 #[derive(Clone)]
 pub(super) struct Context {
     pub(super) app: Arc<App>,
     pub(super) deadline: Deadline,
-    /// When the headers of the request had been read.
+    /// When the request headers had been read.
     pub(super) started: Instant,
     pub(super) texts: TextLimit,
-    /// The maximum number of sentences or windows that texts may be split into.
+    /// Maximum sentences or windows that texts may be split into.
     pub(super) max_parts: usize,
-    /// The memory of the body and, while there is one, of the tree of its values.
+    /// Memory for the body and, while there is one, its value tree.
     _memory: Arc<RequestMemory>,
 }
 
@@ -82,7 +82,7 @@ impl Context {
         Scope { max_parts: self.max_parts, ..self.app.scope() }
     }
 
-    /// The context of each of `count` requests in one, which share its limits.
+    /// The context for each of `count` requests in one, which share its limits.
     pub(super) fn of_part(&self, count: usize) -> Self {
         Self { max_parts: (self.max_parts / count.max(1)).max(1), ..self.clone() }
     }
@@ -109,7 +109,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for PiecewiseCa
     }
 }
 
-/// Reads a JSON body. Parsing takes far more memory than the texts of the body, which the request holds until its end
+/// Reads a JSON body. Parsing takes far more memory than the body's texts; the request holds it until its end
 /// only if `is_piecewise`.
 async fn read_json<T: DeserializeOwned + Send + 'static>(
     app: &Arc<App>,
@@ -133,8 +133,8 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
     Ok((Context::new(app, deadline, started, memory), body))
 }
 
-/// A request whose body is an object in JSON or a form, and the context in which it is answered. Fields of a form that
-/// occur several times are lists.
+/// A request whose body is a JSON object or a form, and the context in which it is answered. Form fields that occur
+/// several times are lists.
 pub(super) struct Submitted(pub(super) Context, pub(super) Value);
 
 impl FromRequest<Arc<App>> for Submitted {
@@ -153,7 +153,7 @@ impl FromRequest<Arc<App>> for Submitted {
     }
 }
 
-/// The fields of a form, as an object.
+/// Form fields, as an object.
 fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
     /// Fields other than texts.
     const MAX_OTHERS: usize = 64;
@@ -197,7 +197,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     parse_light(bytes)
 }
 
-/// The memory that parsing a body takes. Refuses one that would take far more than requests of texts.
+/// Memory for parsing a body. Refuses one that would take far more than text requests.
 fn check_weight(bytes: &[u8]) -> Result<usize, Error> {
     let weight = json::weight(bytes);
     if weight > json::max_weight(bytes.len()) {
@@ -233,7 +233,7 @@ fn parse_light<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     Ok(parsed)
 }
 
-/// The error of a value that does not fit its field.
+/// Error for a value that does not fit its field.
 fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
     let cause = redacted(&cause.to_string());
     let is_body = path == ".";
@@ -258,7 +258,7 @@ fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
     })
 }
 
-/// The terms of JSON for those of serde and of Rust.
+/// Replaces serde and Rust terms by JSON terms.
 fn in_json(kind: &str) -> &str {
     match kind {
         "u8" => "an integer from 0 to 255",

@@ -1,4 +1,4 @@
-//! Parts that responses of several dialects share: usage headers, predictions and ranks.
+//! Response parts that several dialects share: usage headers, predictions and ranks.
 
 use std::time::Duration;
 
@@ -68,12 +68,12 @@ pub(super) struct TokenUsage {
     pub(super) total_tokens: usize,
 }
 
-/// The number of characters of all texts.
+/// Character count over all texts.
 pub(super) fn characters<'a>(texts: impl IntoIterator<Item = &'a str>) -> usize {
     texts.into_iter().map(|text| text.chars().count()).sum()
 }
 
-/// The name of the header that says where the model ran.
+/// Header that reports where the model ran.
 pub(super) const BACKEND: &str = "x-backend";
 
 /// The header that says where the model ran.
@@ -114,7 +114,7 @@ pub(super) fn with_usage<B: Serialize>(
     (headers, truncated, with_backend(body, usage.location)).into_response()
 }
 
-/// The stages of a response in HTTP's own format, which browsers display.
+/// Response stages in HTTP's own format, which browsers display.
 fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -> String {
     let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
     format!(
@@ -125,9 +125,9 @@ fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -
     )
 }
 
-/// The positions of truncated texts.
+/// Indexes of truncated texts.
 fn truncated_positions(truncated: &[usize]) -> Option<String> {
-    /// API Gateway limits the size of headers: beyond this many positions, only their number is given.
+    /// API Gateway limits header size: beyond this many indexes, only their number is given.
     const MAX_POSITIONS: usize = 256;
     let listed: Vec<String> = truncated.iter().take(MAX_POSITIONS).map(usize::to_string).collect();
     let listed = listed.join(",");

@@ -39,7 +39,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     Ok(prometheus.page().into_response())
 }
 
-/// The first model and its limits, in the fields of TEI and others.
+/// The first model and its limits, in the fields that TEI and others use.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Info {
     /// The native engine's matmul arithmetic on this processor.

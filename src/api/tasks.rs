@@ -1,5 +1,5 @@
-//! The routes whose body and response depend on the model's task: `POST /` of TEI, with `/invocations` of SageMaker and
-//! `/vertex` of Vertex AI, and `POST /models/{model}` of the model hub.
+//! Routes whose body and response depend on the model's task: TEI's `POST /`, with SageMaker's `/invocations` and
+//! Vertex AI's `/vertex`, and the model hub's `POST /models/{model}`.
 
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
@@ -28,9 +28,9 @@ use crate::{
 
 /// Run the first model
 ///
-/// Accepts the body of `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate from,
-/// depending on the task of the first model, or that of `/similarity` if `inputs` has a `source_sentence`, and returns the
-/// response of that route.
+/// Accepts the body for `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate
+/// from, depending on the first model's task, or the `/similarity` body if `inputs` has a `source_sentence`. Returns
+/// that route's response.
 pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
     run_default(&context, body).await
 }
@@ -95,22 +95,22 @@ fn is_similarity(body: &Value) -> bool {
     body.get("inputs").is_some_and(|inputs| inputs.get("source_sentence").is_some())
 }
 
-/// Instances of a request that run at the same time.
+/// A request's instances that run at the same time.
 const CONCURRENT_INSTANCES: usize = 16;
-/// How many bytes of a response take as much memory as a value.
+/// Response bytes that take as much memory as a value.
 const BYTES_PER_VALUE: usize = 12;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `instances`")]
 pub(super) struct VertexRequest {
-    /// Bodies of `POST /`.
+    /// Bodies for `POST /`.
     #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
     instances: Vec<Value>,
 }
 
 /// Run the first model for several requests, as Vertex AI does
 ///
-/// The instances share the limits and the turns of the request.
+/// The instances share the request's limits and turns.
 pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
     sharing_turns(run_instances(&context, body.instances)).await
@@ -125,7 +125,7 @@ async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
     // The first error ends all instances.
     let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);
     while let Some((index, (parts, body))) = runs.try_next().await? {
-        // Responses of models are in memory, so that reading one does not wait.
+        // Model responses are in memory, so that reading one does not wait.
         let body = body.collect().await.map_err(|_| Error::inference("a response is incomplete"))?.to_bytes();
         size += body.len();
         if size > limits.values.saturating_mul(BYTES_PER_VALUE) {

@@ -1,4 +1,4 @@
-//! Token classification: the body of the model hub, and that of models that find entities with labels of the request.
+//! Token classification: the model hub's body, and the body for models that find entities with labels in the request.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -25,8 +25,8 @@ pub(super) struct LabelTokensRequest {
     pub(super) parameters: Option<TokenClassificationParameters>,
 }
 
-/// The body of a model that finds entities with labels of the request, with the parameters of zero-shot classification
-/// or of the package `gliner`.
+/// Body for a model that finds entities with labels in the request, with the parameters for zero-shot classification or
+/// from the `gliner` package.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct FindEntitiesRequest {

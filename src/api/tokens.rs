@@ -52,7 +52,7 @@ pub(super) struct SimpleToken {
 pub(super) async fn tokenize(
     Call(context, body): Call<TokenizeRequest>,
 ) -> Reply<Json<Vec<Vec<SimpleToken>>>> {
-    /// How many numbers of a response take as much memory as a token.
+    /// Response numbers that take as much memory as a token.
     const VALUES_PER_TOKEN: usize = 8;
     let app = &context.app;
     let max_tokens = app.limits.values / VALUES_PER_TOKEN;
@@ -102,7 +102,7 @@ pub(super) async fn tokenize(
     Ok(Json(context.deadline.off_thread(work).await?))
 }
 
-/// Tokens with their part of the text.
+/// Tokens with their text parts.
 fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
     // Spans are in characters, slices in bytes.
     let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();

@@ -71,7 +71,7 @@ struct Alternative<'a> {
     score: Option<f32>,
 }
 
-/// Translates texts, as Kivu's own request says.
+/// Translates texts for a request in Kivu's own format.
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
@@ -111,7 +111,7 @@ fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> Translate
     }
 }
 
-/// The model of this name, or the first that translates between the languages.
+/// Looks up a model; without a name, the first that translates between the languages.
 pub(super) fn choose<'a>(
     app: &'a App,
     name: Option<&str>,

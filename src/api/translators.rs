@@ -1,5 +1,4 @@
-//! Translation in the APIs of LibreTranslate (`/translate`, `/languages`) and DeepL (`/v2/translate`,
-//! `/v2/languages`).
+//! Translation in LibreTranslate's (`/translate`, `/languages`) and DeepL's API (`/v2/translate`, `/v2/languages`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,7 +110,7 @@ pub(super) struct DeepLLanguage {
     supports_formality: Option<bool>,
 }
 
-/// The languages of a request, and the names of its fields for them.
+/// A request's languages, and its field names for them.
 struct LanguageRequest {
     source: Option<String>,
     target: Option<String>,
@@ -143,7 +142,7 @@ impl LanguageRequest {
         Ok(())
     }
 
-    /// Names the fields of this API in an error.
+    /// Renames fields in an error to this API's names.
     fn rename(&self, error: Error) -> Error {
         match error {
             Error::Invalid { message } => {
@@ -269,7 +268,7 @@ fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
     }
 }
 
-/// The targets of each source language of all models.
+/// Target languages per source language, over all models.
 fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for pipeline in app.models().filter_map(|model| model.pipeline.translation()) {

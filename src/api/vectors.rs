@@ -1,4 +1,4 @@
-//! The form of vectors in responses: numbers of a type, or base64 of their bytes.
+//! Vector form in responses: numbers in a type, or base64 of their bytes.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use schemars::JsonSchema;
@@ -22,7 +22,7 @@ pub(super) enum EncodingFormat {
 }
 
 impl EncodingFormat {
-    /// The number of formats.
+    /// Number of formats.
     pub(super) const COUNT: usize = 6;
 
     /// The name in requests.
@@ -37,7 +37,7 @@ impl EncodingFormat {
         }
     }
 
-    /// The type of the numbers; `None` for base64, which several types have.
+    /// Number type; `None` for base64, which several types have.
     pub(super) fn vector_type(self) -> Option<VectorType> {
         match self {
             Self::Float => Some(VectorType::Float),
@@ -58,7 +58,7 @@ pub(super) enum Vector {
     Base64(String),
 }
 
-/// The form of the vectors in a response.
+/// Vector form in a response.
 pub(super) struct Form {
     conversion: Conversion,
     is_base64: bool,

@@ -1,4 +1,4 @@
-//! Messages of KServe v2: JSON, optionally followed by the bytes of tensors (the binary tensor extension).
+//! KServe v2 messages: JSON, optionally followed by tensor bytes (the binary tensor extension).
 
 use std::collections::HashSet;
 
@@ -23,7 +23,7 @@ use crate::{
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
-/// The length of the JSON in bytes; the tensors follow in the order of the JSON.
+/// JSON length in bytes; the tensors follow in JSON order.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const BINARY_SIZE: &str = "binary_data_size";
 /// Triton's parameter for the labels with the highest scores.
@@ -43,7 +43,7 @@ impl Default for InputElements {
     }
 }
 
-/// The output of a model, and where the model ran.
+/// A model's output, and where the model ran.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) shape: Vec<usize>,
@@ -120,9 +120,9 @@ struct OutputRequest {
 impl InferRequest {
     /// Parses a message, and checks every length in it.
     ///
-    /// The request holds the memory of its elements until its end.
+    /// The request holds its elements' memory until its end.
     pub(super) fn parse(headers: &HeaderMap, body: &[u8], memory: &mut RequestMemory) -> Result<Self> {
-        /// The memory of a binary element, as a multiple of the bytes of its length.
+        /// Memory for a binary element, as a multiple of its length prefix.
         const MAX_FACTOR: usize = 12;
         let length = match headers.get(JSON_LENGTH) {
             None => body.len(),
@@ -188,7 +188,7 @@ impl InferRequest {
         self.inputs.iter().find(|input| input.name == name)
     }
 
-    /// The names of the requested outputs among `known`, or all of `default` if the request names none.
+    /// The requested output names among `known`, or all of `default` if the request names none.
     pub(super) fn requested<'a>(&'a self, known: &[&'a str], default: &[&'a str]) -> Result<Vec<&'a str>> {
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
             return Ok(default.to_vec());
@@ -269,7 +269,7 @@ impl InferInput {
     }
 }
 
-/// Appends the elements of nested lists.
+/// Appends the elements in nested lists.
 fn flatten(value: Value, flat: &mut Vec<Value>) {
     match value {
         Value::Array(values) => values.into_iter().for_each(|value| flatten(value, flat)),
@@ -346,7 +346,7 @@ struct BinaryParameters {
     binary_data_size: usize,
 }
 
-/// Refuses a response of too many numbers, those that pad rows to the longest included.
+/// Refuses a response with too many numbers, including the padding to the longest row.
 pub(super) fn check_padded(numbers: usize, limit: usize) -> Result<()> {
     if numbers <= limit {
         return Ok(());

@@ -1,4 +1,4 @@
-//! KServe v2, the API of Triton's clients: metadata, readiness and inference by tensors.
+//! KServe v2, the API that Triton's clients use: metadata, readiness and inference by tensors.
 
 mod message;
 mod seq2seq;
@@ -29,7 +29,7 @@ use crate::{
     model::Model,
 };
 
-/// The only version of each model: bundles are immutable.
+/// The only version per model: bundles are immutable.
 const VERSION: &str = "1";
 
 #[derive(Deserialize)]

@@ -15,10 +15,10 @@ use crate::{
     tensor::Elements,
 };
 
-/// The default name of the output for token ids.
+/// Default output name for token ids.
 pub(super) const IDS: &str = "generated_indices";
 
-/// The options in the `parameters` of a request.
+/// Options in a request's `parameters`.
 pub(super) fn options(request: &InferRequest, scope: &Scope) -> Result<Seq2SeqOptions> {
     // Clients send parameters for other servers as well: those other than generation options are ignored.
     let known = GenerationOptions::names();
@@ -49,7 +49,7 @@ pub(super) async fn ids(
     Ok(Output { shape, elements, location: generated.location })
 }
 
-/// Generates from texts: one row for each text, with the requested number of results.
+/// Generates from texts: one row per text, with the requested number of results.
 pub(super) async fn texts(
     pipeline: &Seq2SeqPipeline,
     texts: Vec<String>,

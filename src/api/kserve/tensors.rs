@@ -1,4 +1,4 @@
-//! The tensors of each task: token ids or texts in; floats, ids or texts out.
+//! Tensors per task: token ids or texts in; floats, ids or texts out.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -50,12 +50,12 @@ pub(super) struct ConfiguredTensor {
     name: String,
 }
 
-/// The tensors of a model, with the names of its manifest.
+/// A model's tensors, with the names in its manifest.
 #[derive(Clone, Debug)]
 pub(super) struct Interface {
     /// All possible inputs; some exclude each other.
     pub(super) inputs: Vec<DeclaredTensor>,
-    /// All possible outputs; the inputs of a request determine which one it gets.
+    /// All possible outputs; a request's inputs determine which one it gets.
     pub(super) outputs: Vec<DeclaredTensor>,
     names: TensorNames,
 }
@@ -105,8 +105,8 @@ impl Interface {
         Self { inputs, outputs, names }
     }
 
-    /// The names of the outputs of a request: any that it names of an embedding model; of other models the last one for
-    /// texts, the first one for ids.
+    /// Output names for a request: for an embedding model, any that it names; for other models, the last one for texts,
+    /// the first one for ids.
     fn requested<'a>(&'a self, pipeline: &Pipeline, request: &'a InferRequest) -> Result<Vec<&'a str>> {
         let known: Vec<&str> = self.outputs.iter().map(|output| output.name.as_str()).collect();
         if let Pipeline::Embedding(pipeline) = pipeline {
@@ -131,7 +131,7 @@ impl Interface {
     }
 }
 
-/// Runs a model on the inputs of a request, and returns the outputs that it asks for.
+/// Runs a model on a request's inputs, and returns the requested outputs.
 pub(super) async fn run<'a>(
     app: &App,
     model: &Model,
@@ -255,7 +255,7 @@ fn strings(input: &InferInput) -> Result<&[String]> {
     }
 }
 
-/// The only text of an input.
+/// An input's only text.
 fn text(input: &InferInput) -> Result<String> {
     let found = strings(input)?;
     match found {

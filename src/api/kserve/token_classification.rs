@@ -13,12 +13,12 @@ use crate::{
     tokenizer::Truncation,
 };
 
-/// The default name of the output for token ids.
+/// Default output name for token ids.
 pub(super) const LOGITS: &str = "logits";
-/// The default name of the output for texts.
+/// Default output name for texts.
 pub(super) const ENTITIES: &str = "entities";
 
-/// The logits of each token and label: one row for each input, padded with zeros to the longest.
+/// Logits per token and label: one row per input, padded with zeros to the longest.
 pub(super) async fn ids(
     pipeline: &TokenClassificationPipeline,
     rows: Vec<Vec<u32>>,
@@ -36,7 +36,7 @@ pub(super) async fn ids(
     Ok(Output { shape, elements: Elements::Fp32(logits.rows.concat()), location: logits.usage.location })
 }
 
-/// The entities of each text, as JSON in the form of the model hub.
+/// Entities per text, as JSON in the model hub's form.
 pub(super) fn json(found: &FoundEntities) -> Result<Output> {
     let json = found.texts.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>();
     let json = json.map_err(|error| Error::inference_because("the entities cannot be written", error))?;
