@@ -21,7 +21,7 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::{
         Task, embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline,
-        zero_shot::ZeroShotPipeline,
+        seq2seq::Seq2SeqPipeline, zero_shot::ZeroShotPipeline,
     },
     repository::manifest::{Precision, Quality},
 };
@@ -95,10 +95,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
         model_id: model.manifest.source.from.clone(),
         model_sha: model.digest.clone(),
         model_type: model_type(&model.pipeline),
-        outputs: match &model.pipeline {
-            Pipeline::Embedding(pipeline) => Some(outputs(pipeline)),
-            _ => None,
-        },
+        outputs: model.pipeline.embedding().map(outputs),
         quality: weights.quality,
         served_model_name: model.name.clone(),
         sha: None,
@@ -213,35 +210,21 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
 }
 
 fn describe(model: &Model) -> ModelDescription {
-    let manifest = &model.manifest;
-    let mut description = ModelDescription {
+    let (manifest, pipeline) = (&model.manifest, &model.pipeline);
+    let languages = |translation: &Seq2SeqPipeline| {
+        let [from, to] = translation.directions().codes().map(Clone::clone);
+        Languages { from, to }
+    };
+    let dense = pipeline.embedding().and_then(|embedding| embedding.settings().dense.as_ref());
+    ModelDescription {
         architecture: manifest.source.architecture.clone(),
-        dimensions: None,
-        labels: None,
-        languages: None,
-        max_tokens: model.pipeline.max_tokens(),
+        dimensions: dense.map(|dense| dense.dimensions),
+        labels: pipeline.labels().map(<[String]>::to_vec),
+        languages: pipeline.translation().map(languages),
+        max_tokens: pipeline.max_tokens(),
         name: model.name.clone(),
-        outputs: None,
+        outputs: pipeline.embedding().map(outputs),
         precision: manifest.weights.precision,
         task: manifest.task,
-    };
-    match &model.pipeline {
-        Pipeline::Embedding(pipeline) => {
-            description.dimensions = pipeline.settings().dense.as_ref().map(|dense| dense.dimensions);
-            description.outputs = Some(outputs(pipeline));
-        }
-        Pipeline::Classification(pipeline) => description.labels = Some(pipeline.settings().labels.clone()),
-        Pipeline::TokenClassification(pipeline) => {
-            description.labels = Some(pipeline.settings().labels.clone());
-        }
-        Pipeline::Translation(pipeline) => {
-            let [from, to] = pipeline.directions().codes().map(Clone::clone);
-            description.languages = Some(Languages { from, to });
-        }
-        Pipeline::Ranking(_)
-        | Pipeline::ZeroShot(_)
-        | Pipeline::ZeroShotEntities(_)
-        | Pipeline::TextToText(_) => {}
     }
-    description
 }

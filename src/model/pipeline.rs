@@ -103,6 +103,15 @@ impl Pipeline {
         }
     }
 
+    /// The model's own labels, for texts or tokens.
+    pub fn labels(&self) -> Option<&[String]> {
+        match self {
+            Self::Classification(pipeline) => Some(&pipeline.settings().labels),
+            Self::TokenClassification(pipeline) => Some(&pipeline.settings().labels),
+            _ => None,
+        }
+    }
+
     /// The ranking model, for the task `text-ranking`.
     pub fn ranking(&self) -> Option<&RankingPipeline> {
         match self {
