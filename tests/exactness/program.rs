@@ -37,7 +37,7 @@ struct Case {
     requests: Vec<Call>,
 }
 
-/// The path and the body of a `POST`.
+/// A `POST` request's path and body.
 #[derive(Deserialize)]
 struct Call {
     path: String,
@@ -110,7 +110,7 @@ fn open(bundle: &Path, config: &Config) -> Result<Vec<Model>> {
     Model::open_all(&Config { models, home: config.home.clone(), ..Config::default() })
 }
 
-/// The status and the body of a response.
+/// A response's status and body.
 async fn respond(router: Router, call: &Call) -> Value {
     let request = HttpRequest::post(&call.path).header("content-type", "application/json");
     let request = request.body(Body::from(call.body.to_string())).unwrap_or_default();
