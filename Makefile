@@ -41,6 +41,8 @@ DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
+EXACTNESS := .kivu/exactness
+EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
 # CI compiles once: incremental compilation has no benefit.
 ifdef CI
@@ -366,6 +368,16 @@ fuzz: $(FUZZ) ## Fuzz every parser for external input: make fuzz SECONDS=600
 	cd fuzz && PATH=$(abspath $(dir $(FUZZ))):$$PATH cargo +nightly fuzz build --sanitizer none --debug-assertions any
 	python3 fuzz/run.py $(SECONDS) $(READERS)
 
+# Minutes, the first case's random seed, and other options of tests/exactness/fuzz.py.
+MINUTES ?= 30
+SEED ?=
+EXACTNESS_OPTIONS ?=
+.PHONY: exactness
+exactness: program $(EXACTNESS_TOOLS) ## Compare changed models with transformers and sentence-transformers: make exactness MINUTES=30 SEED=1
+	cargo build --package kivu-cli --bench exactness
+	python3 tests/exactness/fuzz.py "$$(ls -t target/debug/deps/exactness-* | grep -v '[.]d$$' | head -1)" .kivu $(EXACTNESS) \
+	  --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(EXACTNESS_OPTIONS)
+
 .PHONY: audit
 audit: $(AUDIT) ## Check dependencies for licences, sources, duplicates and vulnerabilities; needs GitHub
 	$(AUDIT) check licenses bans sources
@@ -419,6 +431,8 @@ $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
+$(EXACTNESS)/new/installed: tests/exactness/new.txt
+$(EXACTNESS)/old/installed: tests/exactness/old.txt
 
 # The requirements of these omit unused dependencies of their packages.
 $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps

@@ -48,6 +48,8 @@ enum Module {
         bias: Vec<f32>,
     },
     Normalize,
+    /// Keeps this many leading values.
+    Truncation(usize),
 }
 
 /// A linear layer with an activation.
@@ -163,6 +165,14 @@ impl Modules {
         Ok(())
     }
 
+    /// Appends a truncation to this many leading values.
+    pub(super) fn truncate(&mut self, dimensions: usize) {
+        if self.text.is_some_and(|width| width > dimensions) {
+            self.text = Some(dimensions);
+            self.list.push(Module::Truncation(dimensions));
+        }
+    }
+
     /// Number of dimensions in a text's vector.
     pub(super) fn dimensions(&self) -> Result<usize> {
         self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
@@ -239,6 +249,12 @@ impl Modules {
                     let length = graph.node("Max", &[&length, &least], vec![]);
                     text = graph.node("Div", &[&text, &length], vec![]);
                 }
+                Module::Truncation(dimensions) => {
+                    let graph = &mut layers.graph;
+                    let (first, last) = (graph.integers("zero", &[0]), graph.integers("last_axis", &[-1]));
+                    let end = graph.integers("truncated_dimensions", &[*dimensions as i64]);
+                    text = graph.node("Slice", &[&text, &first, &end, &last], vec![]);
+                }
             }
         }
         text
@@ -260,7 +276,7 @@ impl Module {
                 is_known && !layer.is_of_tokens && matches!(layer.residual, Residual::None)
             }
             Self::LayerNorm { gain, .. } => gain.len().is_multiple_of(LANES),
-            Self::Normalize => false,
+            Self::Normalize | Self::Truncation(_) => false,
         }
     }
 }

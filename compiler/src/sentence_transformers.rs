@@ -26,6 +26,12 @@ use kivu::{
 
 /// Prompts and PyLate's settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
+/// Maximum tokens per text.
+const LENGTH: &str = "max_seq_length";
+/// Families that compute longer texts than their files declare.
+const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
+/// Number of leading values that vectors have.
+const TRUNCATION: &str = "truncate_dim";
 const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
@@ -50,13 +56,14 @@ pub(super) fn embedding_settings(
     facts: &Facts,
 ) -> Result<(EmbeddingSettings, Option<Modules>)> {
     let list = modules(folder)?;
-    let modules = match &list[..] {
+    let mut modules = match &list[..] {
         [] => Modules::mean(facts.hidden),
         [first, rest @ ..] if first.class() == "Transformer" => {
             add_all(Modules::new(facts.hidden), rest, folder)?
         }
         list => add_all(Modules::new(facts.hidden), list, folder)?,
     };
+    truncate(&mut modules, folder)?;
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
     let dense = dense_settings(output, &modules)?;
@@ -290,7 +297,22 @@ pub(super) fn static_settings(
     if list.is_empty() && config.is_set("normalize")? {
         modules.add("Normalize", folder)?;
     }
+    truncate(&mut modules, folder)?;
     Ok((text_settings(folder, Some(dense_settings(POOLED, &modules)?), max_tokens)?, modules))
+}
+
+/// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
+fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
+    match ConfigFile::open_or_empty(folder, SETTINGS)?.get(TRUNCATION)? {
+        None => Ok(()),
+        Some(0) => {
+            Err(Error::model(format!("expected a `{TRUNCATION}` of at least 1 in `{SETTINGS}`, but found 0")))
+        }
+        Some(dimensions) => {
+            modules.truncate(dimensions);
+            Ok(())
+        }
+    }
 }
 
 fn dense_settings(output: &str, modules: &Modules) -> Result<DenseSettings> {
@@ -309,9 +331,9 @@ pub(super) fn text_settings(
     max_tokens: usize,
 ) -> Result<EmbeddingSettings> {
     let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
-    if let Some(found) = config.get::<usize>("truncate_dim")? {
+    if let Some(found) = config.get::<usize>(TRUNCATION)?.filter(|_| dense.is_none()) {
         return Err(Error::model(format!(
-            "expected no `truncate_dim` in `{SETTINGS}`, but found {found}; remove it, and set `dimensions` in requests"
+            "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but found {found}; remove it"
         )));
     }
     let settings = EmbeddingSettings {
@@ -366,5 +388,47 @@ pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
     // A float, since "no limit" is written as 1e30.
     let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
     let of_tokenizer = tokenizer.get("model_max_length")?.map_or(positions, |length: f64| length as usize);
-    Ok(transformer.get("max_seq_length")?.unwrap_or(of_tokenizer).min(positions))
+    let requested: Option<usize> = transformer.get(LENGTH)?;
+    if requested == Some(0) {
+        return Err(Error::model(format!("expected a `{LENGTH}` of at least 1, but found 0")));
+    }
+    let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
+    match requested.filter(|length| *length > positions) {
+        // Longer texts fail in families with a position table.
+        Some(found) if UNLIMITED.contains(&model.model_type()) => Err(Error::model(format!(
+            "expected a `{LENGTH}` of at most {positions}, the positions of the model, but found {found}; set it to \
+             {positions}"
+        ))),
+        _ => Ok(requested.unwrap_or(of_tokenizer).min(positions)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn lengths_beyond_the_positions_are_refused_where_no_table_limits_them() {
+        let length = |model_type: &str, length: usize| {
+            let folder = tempfile::tempdir().unwrap();
+            let write = |name: &str, fields: Value| {
+                fs::write(folder.path().join(name), fields.to_string()).unwrap();
+            };
+            write("config.json", json!({"model_type": model_type}));
+            write("sentence_bert_config.json", json!({"max_seq_length": length}));
+            max_tokens(folder.path(), 64)
+        };
+        assert_eq!((length("bert", 32).unwrap(), length("bert", 80).unwrap()), (32, 64));
+        assert_eq!(length("modernbert", 64).unwrap(), 64);
+        let refusals = [length("modernbert", 80), length("bert", 0)];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @"
+        expected a `max_seq_length` of at most 64, the positions of the model, but found 80; set it to 64
+        expected a `max_seq_length` of at least 1, but found 0
+        ");
+    }
 }

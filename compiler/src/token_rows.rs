@@ -50,6 +50,22 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     }
 }
 
+/// Refuses a tokenizer that gives tokens types without a row in a table with `rows` rows. A model without a table reads
+/// none.
+pub(super) fn within_types(json: &[u8], rows: usize) -> Result<()> {
+    let tokenizer = Tokenizer::from_json(json)?;
+    let pair = tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)?;
+    let text = tokenizer.encode("a", usize::MAX, Truncation::Off)?;
+    let largest = pair.type_ids.into_iter().chain(text.type_ids).max().unwrap_or(0) as usize;
+    if rows == 0 || largest < rows {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected types of tokens below {rows}, the `type_vocab_size` of the model, but found {largest} in the \
+         `post_processor` of the tokenizer"
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -81,6 +97,14 @@ mod tests {
         assert!(refusal(json).starts_with(&expected), "{expected}");
         let added = within_vocabulary(with_token(false), rows).unwrap_err().to_string();
         assert!(added.contains(&format!("found `<image>` with {rows}")), "{added}");
+    }
+
+    #[test]
+    fn types_without_a_row_are_refused() {
+        let json = serde_json::to_vec(&file()).unwrap();
+        assert!(within_types(&json, 2).is_ok() && within_types(&json, 0).is_ok());
+        let refusal = within_types(&json, 1).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected types of tokens below 1, the `type_vocab_size` of the model, but found 1 in the `post_processor` of the tokenizer");
     }
 
     #[test]

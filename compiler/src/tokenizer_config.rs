@@ -63,9 +63,12 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
     let mut tokenizer = before.clone();
     match class {
-        class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
-        _ => set_prefix_space(&mut tokenizer, &config)?,
+        class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
+        _ => {}
+    }
+    if !ROBERTA.contains(&class) {
+        set_prefix_space(&mut tokenizer, &config)?;
     }
     add_tokens(&mut tokenizer, &config)?;
     add_special_tokens(&mut tokenizer, folder, &config)?;
@@ -239,13 +242,16 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
     }
 }
 
-/// Adds the tokens in `added_tokens_decoder`, by ascending id; existing tokens keep their place.
+/// Adds the tokens in `added_tokens_decoder`, by ascending id; existing tokens keep their place, and existing special
+/// tokens are found before or after normalization as before.
 fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let added: BTreeMap<u32, AddedToken> = config.get("added_tokens_decoder")?.unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
     for (id, AddedToken { content, single_word, lstrip, rstrip, normalized, special }) in added {
         let found = known.iter().position(|token| token["content"] == content);
         let id = found.map_or_else(|| id.into(), |place| known[place]["id"].clone());
+        let before = found.map(|place| &known[place]).filter(|token| token["special"] == true && special);
+        let normalized = before.and_then(|token| token["normalized"].as_bool()).or(normalized);
         let token = json!({
             "id": id, "content": content, "single_word": single_word, "lstrip": lstrip, "rstrip": rstrip,
             "normalized": normalized.unwrap_or(!special), "special": special,
@@ -307,6 +313,18 @@ mod tests {
     }
 
     #[test]
+    fn existing_special_tokens_are_found_before_normalization_as_before() {
+        let added = json!({
+            "0": {"content": "<bos>", "lstrip": true, "normalized": true, "special": true},
+            "3": {"content": "<new>", "normalized": true, "special": true},
+        });
+        let tokenizer = read(&json!({"added_tokens_decoder": added})).unwrap();
+        let tokens = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!((&tokens[0]["lstrip"], &tokens[0]["normalized"]), (&json!(true), &json!(false)));
+        assert_eq!((&tokens[2]["content"], &tokens[2]["normalized"]), (&json!("<new>"), &json!(true)));
+    }
+
+    #[test]
     fn special_tokens_are_never_split_and_have_an_id() {
         let tokenizer = read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
@@ -319,6 +337,7 @@ mod tests {
     fn the_space_before_a_text_is_a_setting_of_all_classes() {
         let space = |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
         assert_eq!(space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})), false);
+        assert_eq!(space(json!({"tokenizer_class": "DistilBertTokenizer"})), false);
         assert_eq!(
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
             true

@@ -249,6 +249,7 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
         max_tokens: MAX_TOKENS,
         max_positions: 2 * MAX_TOKENS,
         prefix: String::new(),
+        source_end_token_id: None,
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,

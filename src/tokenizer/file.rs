@@ -106,6 +106,7 @@ fn has_complete_maps(settings: &Value) -> bool {
 
 /// Reads a `tokenizer.json`.
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
+    check_prefixes(json)?;
     match parse::<TypedModel>(json) {
         Ok(file) => file.assemble(|model| Vocabulary::Standard(model.0)),
         // In files from older crate versions the type is not first, or missing.
@@ -127,11 +128,61 @@ pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
 /// Compiles a `tokenizer.json` to: the length of the JSON without the model, that JSON, the model. `None`
 /// for unsupported models.
 pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
+    check_prefixes(json)?;
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
     let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };
     let rest = serde_json::to_vec(&file).map_err(unreadable)?;
     Ok(Some([&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat()))
+}
+
+/// Refuses byte pairs without their model's prefix: the crate cuts its length off, without checking
+/// that the rest is text.
+fn check_prefixes(json: &[u8]) -> Result<()> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Model {
+        continuing_subword_prefix: Option<String>,
+        merges: Option<Vec<Merge>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Merge {
+        Pair([String; 2]),
+        Line(String),
+    }
+    #[derive(Deserialize)]
+    struct File {
+        model: Model,
+    }
+    if !has_prefix(json) {
+        return Ok(());
+    }
+    // Other files are refused later.
+    let Ok(File { model }) = serde_json::from_slice(json) else { return Ok(()) };
+    let prefix = model.continuing_subword_prefix.unwrap_or_default();
+    let merges = model.merges.unwrap_or_default();
+    let second = |merge: &Merge| match merge {
+        Merge::Pair([_, second]) => second.starts_with(&prefix),
+        Merge::Line(line) => line.split_once(' ').is_none_or(|(_, second)| second.starts_with(&prefix)),
+    };
+    match merges.iter().all(second) {
+        true => Ok(()),
+        false => Err(Error::model(format!(
+            "expected `merges` whose second part begins with the `continuing_subword_prefix` `{}` in the tokenizer, but \
+             found another",
+            prefix.escape_debug()
+        ))),
+    }
+}
+
+/// Whether a file has a subword prefix, without parsing it: most have none.
+fn has_prefix(json: &[u8]) -> bool {
+    const KEY: &str = "\"continuing_subword_prefix\"";
+    let json = std::str::from_utf8(json).unwrap_or_default();
+    let Some((_, value)) = json.split_once(KEY) else { return false };
+    let value = value.trim_start().trim_start_matches(':').trim_start();
+    !value.starts_with("null") && !value.starts_with("\"\"")
 }
 
 fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
@@ -201,5 +252,30 @@ impl<'de> Visitor<'de> for TypedModelVisitor {
             "WordPiece" => ModelWrapper::WordPiece(WordPiece::deserialize(rest)?),
             other => return Err(A::Error::custom(format!("expected a known model, but found `{other}`"))),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn byte_pairs_begin_with_the_prefix_of_their_model() {
+        let file = |prefix: Value, merge: Value| {
+            let model = json!({
+                "type": "BPE", "vocab": {"ã": 0, "x": 1, "xb": 2, "ãb": 3, "ãxb": 4},
+                "continuing_subword_prefix": prefix, "merges": [merge],
+            });
+            let file = json!({"version": "1.0", "added_tokens": [], "model": model});
+            read(&serde_json::to_vec_pretty(&file).unwrap()).map(drop)
+        };
+        file(json!("x"), json!(["ã", "xb"])).unwrap();
+        file(json!(null), json!(["ã", "xb"])).unwrap();
+        for merge in [json!(["ã", "ãb"]), json!("ã ãb")] {
+            let refusal = file(json!("x"), merge).unwrap_err();
+            insta::assert_snapshot!(refusal, @"expected `merges` whose second part begins with the `continuing_subword_prefix` `x` in the tokenizer, but found another");
+        }
     }
 }

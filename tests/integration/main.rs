@@ -27,6 +27,7 @@ mod damage;
 mod decoders;
 mod deploying;
 mod document;
+mod exactness;
 mod examples;
 mod features;
 mod files;

@@ -57,6 +57,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         max_tokens: MAX_TOKENS,
         max_positions: MAX_POSITIONS,
         prefix: String::new(),
+        source_end_token_id: None,
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: Some(SHORTLIST.to_owned()),

@@ -17,7 +17,7 @@ use crate::{
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::within_vocabulary,
+    token_rows::{within_types, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
@@ -40,6 +40,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
+    within_types(&tokenizer, config.types)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.
     if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
         config.head = None;

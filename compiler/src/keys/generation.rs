@@ -50,7 +50,7 @@ pub(super) const GENERATION: Rules = Rules {
             ("low_memory", Any),
             ("prefill_chunk_size", Any),
             ("return_legacy_cache", Any),
-            ("use_cache", Any),
+            ("use_cache", Only("[true, false]")),
             // For a second model that drafts texts.
             ("assistant_confidence_threshold", Any),
             ("assistant_lookbehind", Any),
@@ -139,8 +139,39 @@ pub(super) const IGNORED: Rules = Rules {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use kivu::pipeline::generation::GenerationOptions;
+    use crate::keys::rules::{Allowed, Document};
+    use kivu::{error::Result, pipeline::generation::GenerationOptions};
+
+    fn check(fields: &Value) -> Result<()> {
+        let fields = fields.as_object().cloned().unwrap();
+        Document { name: "generation_config.json".to_owned(), fields }
+            .check(&[&GENERATION], &mut Allowed::new(&[]))
+    }
+
+    #[test]
+    fn unsupported_options_are_refused() {
+        let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
+        check(&unused).unwrap();
+        let refusals = [
+            json!({"exponential_decay_length_penalty": [2, 1.5]}),
+            json!({"num_beam_groups": 2}),
+            json!({"use_cache": 0}),
+            json!({"top_h": 0.4}),
+            json!({"watermarking_config": {"greenlist_ratio": 0.25}}),
+        ];
+        let refusals = refusals.map(|fields| check(&fields).unwrap_err().to_string());
+        let refusals = refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected no `exponential_decay_length_penalty` in `generation_config.json`, but found `exponential_decay_length_penalty` [2,1.5]
+        expected `num_beam_groups` `1` in `generation_config.json`, but found `num_beam_groups` 2
+        expected `use_cache` `true`, `false` in `generation_config.json`, but found `use_cache` 0
+        expected no `top_h` in `generation_config.json`, but found `top_h` 0.4
+        expected no `watermarking_config` in `generation_config.json`, but found `watermarking_config` {"greenlist_ratio":0.25}
+        "#);
+    }
 
     #[test]
     fn all_options_of_requests_are_read() {

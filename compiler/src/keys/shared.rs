@@ -30,7 +30,7 @@ pub(super) const SHARED: &[Unused] = &[
     ("dtype", Any),
     ("torch_dtype", Any),
     ("use_bfloat16", Any),
-    ("use_cache", Any),
+    ("use_cache", Only("[true, false]")),
     // `transformers` outputs besides the result.
     ("output_attentions", Any),
     ("output_hidden_states", Any),

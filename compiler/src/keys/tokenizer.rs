@@ -101,20 +101,98 @@ pub(super) const SPECIAL_TOKENS: Rules = Rules {
     nested: &[],
 };
 
-/// `tokenizer.json`; the tokenizer's own reader checks its parts.
-pub(super) const FILE: Rules = Rules {
-    read: &[&[
-        "added_tokens",
-        "decoder",
-        "model",
-        "normalizer",
-        "post_processor",
-        "pre_tokenizer",
-        "version",
-    ]],
+/// `tokenizer.json`. The crate `tokenizers` ignores unknown keys below the top level.
+pub(super) static FILE: Rules = Rules {
+    read: &[&["version"]],
     // Requests and the model's limit decide.
     unused: &[&[("padding", Any), ("truncation", Any)]],
+    nested: &[
+        ("added_tokens", &ADDED_TOKEN),
+        ("decoder", &DECODER),
+        ("model", &MODEL),
+        ("normalizer", &NORMALIZER),
+        ("post_processor", &POST_PROCESSOR),
+        ("pre_tokenizer", &PRE_TOKENIZER),
+    ],
+};
+const ADDED_TOKEN: Rules = Rules {
+    read: &[&["content", "id", "lstrip", "normalized", "rstrip", "single_word", "special"]],
+    unused: &[],
     nested: &[],
+};
+const MODEL: Rules = Rules {
+    read: &[&[
+        "byte_fallback",
+        "continuing_subword_prefix",
+        "dropout",
+        "end_of_word_suffix",
+        "fuse_unk",
+        "ignore_merges",
+        "max_input_chars_per_word",
+        "merges",
+        "type",
+        "unk_id",
+        "unk_token",
+        "vocab",
+    ]],
+    unused: &[],
+    nested: &[],
+};
+const PATTERN: Rules = Rules { read: &[&["Regex", "String"]], unused: &[], nested: &[] };
+static NORMALIZER: Rules = Rules {
+    read: &[&[
+        "clean_text",
+        "content",
+        "handle_chinese_chars",
+        "lowercase",
+        "precompiled_charsmap",
+        "prepend",
+        "strip_accents",
+        "strip_left",
+        "strip_right",
+        "type",
+    ]],
+    unused: &[],
+    nested: &[("normalizers", &NORMALIZER), ("pattern", &PATTERN)],
+};
+/// Keys of byte-level parts.
+const BYTE_LEVEL: &[&str] = &["add_prefix_space", "trim_offsets", "use_regex"];
+/// Keys of `Metaspace`.
+const METASPACE: &[&str] = &["prepend_scheme", "replacement", "split"];
+/// Another form of `Metaspace`'s `replacement` in old files.
+const OLD_METASPACE: &[Unused] = &[("str_rep", Any)];
+static PRE_TOKENIZER: Rules = Rules {
+    read: &[
+        BYTE_LEVEL,
+        METASPACE,
+        &["behavior", "delimiter", "individual_digits", "invert", "length", "type"],
+    ],
+    unused: &[OLD_METASPACE],
+    nested: &[("pattern", &PATTERN), ("pretokenizers", &PRE_TOKENIZER)],
+};
+static POST_PROCESSOR: Rules = Rules {
+    read: &[BYTE_LEVEL, &["cls", "pair", "sep", "single", "special_tokens", "type"]],
+    unused: &[],
+    nested: &[("processors", &POST_PROCESSOR)],
+};
+static DECODER: Rules = Rules {
+    read: &[
+        BYTE_LEVEL,
+        METASPACE,
+        &[
+            "cleanup",
+            "content",
+            "pad_token",
+            "prefix",
+            "start",
+            "stop",
+            "suffix",
+            "type",
+            "word_delimiter_token",
+        ],
+    ],
+    unused: &[OLD_METASPACE],
+    nested: &[("decoders", &DECODER), ("pattern", &PATTERN)],
 };
 
 /// BERT settings, which take precedence over `tokenizer.json`.
@@ -189,7 +267,7 @@ pub(super) const SEQ2SEQ: Rules = Rules {
 
 /// Classes with the same tokenizer as `tokenizer.json`, apart from settings that are read, or built as in
 /// `transformers`.
-const CLASSES: [&str; 27] = [
+const CLASSES: [&str; 22] = [
     "AlbertTokenizer",
     "BarthezTokenizer",
     "BartTokenizer",
@@ -202,13 +280,8 @@ const CLASSES: [&str; 27] = [
     "GPT2Tokenizer",
     "GemmaTokenizer",
     "LlamaTokenizer",
-    "M2M100Tokenizer",
-    "MBart50Tokenizer",
-    "MBartTokenizer",
     "MPNetTokenizer",
     "MT5Tokenizer",
-    "MarianTokenizer",
-    "NllbTokenizer",
     "PegasusTokenizer",
     "PreTrainedTokenizer",
     "Qwen2Tokenizer",
@@ -219,9 +292,18 @@ const CLASSES: [&str; 27] = [
     "XLNetTokenizer",
 ];
 
+/// Classes that put language tokens around texts, or have no `tokenizer.json`. Only translators are built like them.
+const TRANSLATORS: [(&str, &str); 5] = [
+    ("m2m_100", "M2M100Tokenizer"),
+    ("m2m_100", "NllbTokenizer"),
+    ("marian", "MarianTokenizer"),
+    ("mbart", "MBart50Tokenizer"),
+    ("mbart", "MBartTokenizer"),
+];
+
 /// Whether a class, without the `Fast` at its end, is supported.
-pub(super) fn is_known(class: &str) -> bool {
-    CLASSES.contains(&class)
+pub(super) fn is_known(class: &str, model_type: &str) -> bool {
+    CLASSES.contains(&class) || TRANSLATORS.contains(&(model_type, class))
 }
 
 /// Rules for a class, without the `Fast` at its end.

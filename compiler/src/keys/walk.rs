@@ -1,8 +1,12 @@
 //! Walks the model files with checked keys, and applies each file's rules.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use serde_json::{Map, Value};
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value, value::RawValue};
 
 use super::{
     encoders, generation, gliner,
@@ -19,9 +23,12 @@ use crate::{
     tokenizer_config,
 };
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     repository::bundle::TOKENIZER,
 };
+
+/// The sentence-transformers model settings.
+const SETTINGS: &str = "config_sentence_transformers.json";
 
 /// Model kind, which decides on the keys in its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +165,8 @@ impl Walk<'_> {
 
     fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
         let class = tokenizer_config::class(folder)?;
-        if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast")) {
+        let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+        if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast"), model.model_type()) {
             let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
             self.allowed.pass(tokenizer_config::NAME, ("tokenizer_class", &class), expected)?;
@@ -170,9 +178,8 @@ impl Walk<'_> {
         self.check_file(&folder.join(tokenizer_config::NAME), &rules)?;
         self.check_file(&folder.join("special_tokens_map.json"), &[&tokenizer::SPECIAL_TOKENS])?;
         let file = folder.join(TOKENIZER);
-        // It may be large: its parts are not kept.
         if let Some(json) = read_if_exists(&file)? {
-            let parts: Map<String, Value> = top_level(&json)
+            let parts = tokenizer_parts(&json)
                 .map_err(|error| Error::model_because(format!("cannot read `{}`", file.display()), error))?;
             self.check(self.name(&file), parts, &[&tokenizer::FILE])?;
         }
@@ -204,7 +211,8 @@ impl Walk<'_> {
 
     /// Checks the settings for the whole model, and for its transformer.
     fn settings(&mut self, transformer: &Path) -> Result<()> {
-        self.check_file(&self.root.join("config_sentence_transformers.json"), &[&modules::SETTINGS])?;
+        self.model_class()?;
+        self.check_file(&self.root.join(SETTINGS), &[&modules::SETTINGS])?;
         self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
         let paths: Vec<PathBuf> = TRANSFORMER.iter().map(|name| transformer.join(name)).collect();
         match paths.iter().find(|path| path.is_file()) {
@@ -213,6 +221,27 @@ impl Walk<'_> {
                 self.task(path)
             }
             None => Ok(()),
+        }
+    }
+
+    /// Refuses a model saved for another class, to which sentence-transformers gives other modules than its files list.
+    fn model_class(&mut self) -> Result<()> {
+        let fields: Map<String, Value> = read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
+        let classes: &[&str] =
+            match module_list::modules(self.root)?.iter().any(|module| module.class() == "Pooling") {
+                true => &["SentenceTransformer"],
+                false => &["CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"],
+            };
+        // With null, the model is one of another class too.
+        match fields
+            .get("model_type")
+            .filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class)))
+        {
+            None => Ok(()),
+            Some(found) => {
+                let expected = format!("a `model_type` of {}", quoted(classes));
+                self.allowed.pass(SETTINGS, ("model_type", found), &expected)
+            }
         }
     }
 
@@ -252,15 +281,25 @@ fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
     encoders::encoder(config.model_type(), is_jina)
 }
 
-/// An object's keys, without values.
-fn top_level(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
-    let parts: std::collections::BTreeMap<String, serde::de::IgnoredAny> = serde_json::from_slice(json)?;
-    Ok(parts.into_keys().map(|key| (key, Value::Bool(true))).collect())
+/// A `tokenizer.json`'s parts, without the values of its model, which may be large.
+fn tokenizer_parts(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
+    let parts: BTreeMap<String, &RawValue> = serde_json::from_slice(json)?;
+    let part = |(name, part): (String, &RawValue)| {
+        let value = match name.as_str() {
+            "model" => {
+                let keys: BTreeMap<String, IgnoredAny> = serde_json::from_str(part.get())?;
+                keys.into_keys().map(|key| (key, Value::Bool(true))).collect()
+            }
+            _ => serde_json::from_str(part.get())?,
+        };
+        Ok((name, value))
+    };
+    parts.into_iter().map(part).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs};
+    use std::fs;
 
     use serde::Deserialize;
     use serde_json::json;
@@ -346,6 +385,46 @@ mod tests {
     }
 
     #[test]
+    fn unknown_keys_of_the_parts_of_a_tokenizer_are_refused() {
+        let token = json!({
+            "id": 0, "content": "a", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true,
+        });
+        let known = json!({
+            "version": "1.0", "padding": {"pad_id": 0}, "added_tokens": [token],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Replace", "pattern": {"Regex": "a"}, "content": "b"},
+            ]},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "str_rep": "▁", "add_prefix_space": true},
+            "post_processor": null,
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a"},
+        });
+        let refusal = |path: &str| {
+            let mut file = known.clone();
+            file.pointer_mut(path).unwrap()["new_key"] = json!(true);
+            let refusal =
+                check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), file)].into(), &[]).unwrap_err();
+            refusal.to_string().split_once("; use `--allow").unwrap().0.to_owned()
+        };
+        check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), known.clone())].into(), &[]).unwrap();
+        let paths = [
+            "/added_tokens/0",
+            "/normalizer/normalizers/0",
+            "/normalizer/normalizers/0/pattern",
+            "/decoder",
+            "/model",
+        ];
+        insta::assert_snapshot!(paths.map(refusal).join("\n"), @"
+        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: added_tokens`, but found `new_key` true
+        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers`, but found `new_key` true
+        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers: pattern`, but found `new_key` true
+        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: decoder`, but found `new_key` true
+        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: model`, but found `new_key` true
+        ");
+    }
+
+    #[test]
     fn other_classes_tasks_and_code_are_refused() {
         let models = published("models.json");
         let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
@@ -358,6 +437,9 @@ mod tests {
         let refusals = [
             changed("config.json", "auto_map", json!({"AutoModel": "modeling.Mine"})),
             changed("tokenizer_config.json", "tokenizer_class", json!("BertJapaneseTokenizer")),
+            changed("tokenizer_config.json", "tokenizer_class", json!("MBart50TokenizerFast")),
+            changed("config_sentence_transformers.json", "model_type", json!("SparseEncoder")),
+            changed("config_sentence_transformers.json", "model_type", json!(null)),
             changed("tokenizer_config.json", "auto_map", json!({"AutoTokenizer": ["a.B", null]})),
             changed("sentence_bert_config.json", "transformer_task", json!("fill-mask")),
             changed(
@@ -371,6 +453,9 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}
         expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"
+        expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "MBart50TokenizerFast"
+        expected a `model_type` of `SentenceTransformer` in `config_sentence_transformers.json`, but found `model_type` "SparseEncoder"
+        expected a `model_type` of `SentenceTransformer` in `config_sentence_transformers.json`, but found `model_type` null
         expected no `auto_map` in `tokenizer_config.json`, but found `auto_map` {"AutoTokenizer":["a.B",null]}
         expected `transformer_task` `feature-extraction` before these modules in `sentence_bert_config.json`, but found `transformer_task` "fill-mask"
         expected `method_output_name` `last_hidden_state` before these modules in `sentence_bert_config.json`, but found `method_output_name` "logits"

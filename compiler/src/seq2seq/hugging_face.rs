@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
@@ -99,7 +100,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     }
     let rows = config.require_size("vocab_size")?;
     let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
-    let Tokenizers { source, target, unknown_tokens, languages, max_tokens } = match model_type {
+    let Tokenizers { source, target, end, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
         MBART => {
             let class: Option<String> = config.get("tokenizer_class")?;
@@ -132,6 +133,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     };
     let generation = generation(folder, config)?;
+    check_tokens(&generation, target.as_ref().unwrap_or(&source), sizes[1])?;
     let (languages, generation, prefix) = match (translates, &instructions[..]) {
         (true, []) => (plan.languages(languages)?, generation, String::new()),
         (true, [first, ..]) => {
@@ -147,6 +149,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         max_tokens: lengths[0],
         max_positions: lengths[1],
         prefix,
+        source_end_token_id: end.filter(|end| translates && generation.eos_token_ids.first() != Some(end)),
         unknown_tokens,
         target_tokenizer: target.as_ref().map(|_| TARGET_TOKENIZER.to_owned()),
         shortlist: None,
@@ -328,20 +331,6 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     let Some(end) = eos_token_ids.first().copied() else {
         return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
     };
-    for (name, neutral) in UNSUPPORTED_OPTIONS {
-        if let Some(found) = config.get::<f64>(name)?.filter(|found| *found != neutral) {
-            return Err(Error::model(format!(
-                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
-            )));
-        }
-    }
-    for name in UNSUPPORTED_LISTS {
-        if let Some(found) = config.get::<Value>(name)? {
-            return Err(Error::model(format!(
-                "expected no `{name}` in the generation settings, since it is not supported, but found {found}"
-            )));
-        }
-    }
     let defaults = options(config.fields())?.or(&forced);
     Ok(GenerationSettings {
         decoder_start_token_id: start(config)?,
@@ -350,6 +339,48 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
         length_factor: None,
         defaults,
     })
+}
+
+/// Refuses tokens of `generation` that are beyond the model's `rows`, and tokens at the ends of texts that the tokenizer
+/// writes into texts like others.
+fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
+    let special = special_ids(tokenizer)?;
+    let ends = [("decoder_start_token_id", generation.decoder_start_token_id)];
+    let ends = ends.into_iter().chain(generation.eos_token_ids.iter().map(|id| ("eos_token_id", *id)));
+    if let Some((name, id)) = ends.clone().find(|(_, id)| !special.contains(id)) {
+        return Err(Error::model(format!(
+            "expected a special token as `{name}`, but found {id}, which is not among `added_tokens` with `special` \
+             true in the tokenizer"
+        )));
+    }
+    let options = &generation.defaults;
+    let forced = options.forced_eos_token_id.iter().flat_map(|ids| ids.as_slice());
+    let others = [("pad_token_id", generation.pad_token_id)].into_iter();
+    let others = others.chain(options.forced_bos_token_id.map(|id| ("forced_bos_token_id", id)));
+    let mut others = others.chain(forced.map(|id| ("forced_eos_token_id", *id))).chain(ends);
+    let is_known = |id: i64| usize::try_from(id).is_ok_and(|id| id < rows);
+    match others.find(|(_, id)| !is_known(*id)) {
+        None => Ok(()),
+        Some((name, id)) => {
+            Err(Error::model(format!("expected a `{name}` below {rows}, the model's ids, but found {id}")))
+        }
+    }
+}
+
+/// Ids of a `tokenizer.json`'s special tokens.
+fn special_ids(tokenizer: &[u8]) -> Result<Vec<i64>> {
+    #[derive(Deserialize)]
+    struct Token {
+        id: i64,
+        special: bool,
+    }
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<Token>,
+    }
+    let file: File = serde_json::from_slice(tokenizer)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    Ok(file.added_tokens.into_iter().filter(|token| token.special).map(|token| token.id).collect())
 }
 
 /// The decoder's start token, alone or as a one-element list. Longer lists have one per text in a batch.
@@ -383,27 +414,6 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
         ..GenerationOptions::default()
     })
 }
-
-/// Unsupported generation options that change results, with the values that turn them off.
-const UNSUPPORTED_OPTIONS: [(&str, f64); 6] = [
-    ("num_beam_groups", 1.0),
-    ("diversity_penalty", 0.0),
-    ("encoder_no_repeat_ngram_size", 0.0),
-    ("encoder_repetition_penalty", 1.0),
-    ("penalty_alpha", 0.0),
-    ("guidance_scale", 1.0),
-];
-/// The same, for types other than numbers.
-const UNSUPPORTED_LISTS: [&str; 8] = [
-    "constraints",
-    "exponential_decay_length_penalty",
-    "force_words_ids",
-    "forced_decoder_ids",
-    "sequence_bias",
-    "stop_strings",
-    "top_h",
-    "watermarking_config",
-];
 
 /// Generation options among a file's fields.
 fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
@@ -518,24 +528,32 @@ mod tests {
     }
 
     #[test]
-    fn options_of_generation_that_are_not_supported_are_refused() {
-        let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
-        assert!(generation_of(&unused).is_ok());
-        let refusals = [
-            json!({"exponential_decay_length_penalty": [2, 1.5]}),
-            json!({"num_beam_groups": 2}),
-            json!({"top_h": 0.4}),
-            json!({"watermarking_config": {"greenlist_ratio": 0.25}}),
-            json!({"decoder_start_token_id": [2, 3]}),
-        ];
-        let refusals = refusals.map(|fields| generation_of(&fields).unwrap_err().to_string()).join("\n");
-        insta::assert_snapshot!(refusals, @r#"
-        expected no `exponential_decay_length_penalty` in the generation settings, since it is not supported, but found [2,1.5]
-        expected no `num_beam_groups` in the generation settings, since it is not supported, but found 2
-        expected no `top_h` in the generation settings, since it is not supported, but found 0.4
-        expected no `watermarking_config` in the generation settings, since it is not supported, but found {"greenlist_ratio":0.25}
-        expected one `decoder_start_token_id`, but found 2, which `transformers` takes for the texts of a batch
-        "#);
+    fn tokens_at_the_ends_of_texts_are_special_and_known() {
+        let tokenizer = json!({"added_tokens": [{"id": 2, "special": true}, {"id": 3, "special": false}]});
+        let check = |start: i64, end: i64, pad: i64| {
+            let settings = GenerationSettings {
+                decoder_start_token_id: start,
+                eos_token_ids: vec![2, end],
+                pad_token_id: pad,
+                length_factor: None,
+                defaults: GenerationOptions::default(),
+            };
+            check_tokens(&settings, tokenizer.to_string().as_bytes(), 4)
+        };
+        check(2, 2, 3).unwrap();
+        let refusals = [check(3, 2, 3), check(2, 0, 3), check(2, 2, 4)];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @"
+        expected a special token as `decoder_start_token_id`, but found 3, which is not among `added_tokens` with `special` true in the tokenizer
+        expected a special token as `eos_token_id`, but found 0, which is not among `added_tokens` with `special` true in the tokenizer
+        expected a `pad_token_id` below 4, the model's ids, but found 4
+        ");
+    }
+
+    #[test]
+    fn several_start_tokens_are_refused() {
+        let refusal = generation_of(&json!({"decoder_start_token_id": [2, 3]})).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected one `decoder_start_token_id`, but found 2, which `transformers` takes for the texts of a batch");
     }
 
     #[test]

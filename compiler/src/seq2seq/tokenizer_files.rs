@@ -53,6 +53,8 @@ pub(crate) struct Tokenizers {
     pub(crate) source: Vec<u8>,
     /// Target `tokenizer.json`, if different.
     pub(super) target: Option<Vec<u8>>,
+    /// The token that a translator's tokenizer adds to sources, if its files name it.
+    pub(super) end: Option<i64>,
     pub(super) unknown_tokens: Option<UnknownTokens>,
     /// None if the files do not name them.
     pub(super) languages: Option<Languages>,
@@ -136,7 +138,8 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
     }
     let side = if config.legacy_behaviour { TokenSide::After } else { TokenSide::Before };
     let languages = Some(Languages::Tokens { codes, side, target: TargetToken::First });
-    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+    let end = tokens.get(config.end()?).copied().map(i64::from);
+    Ok(Tokenizers { source, target: None, end, unknown_tokens, languages, max_tokens: config.max_tokens() })
 }
 
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
@@ -151,6 +154,7 @@ pub(crate) fn mbart(
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
     let (BuiltTokenizer { json: mut source, unknown_tokens }, tokens) =
         with_tokens(folder, |pieces| config.mbart_vocabulary(pieces, size, is_mbart50))?;
+    let end = tokens.get(config.end()?).copied().map(i64::from);
     let tokens = tokens.into_iter().filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
     let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
     // The form that each was trained with.
@@ -169,7 +173,7 @@ pub(crate) fn mbart(
         }?;
     }
     let languages = translates.then_some(Languages::Tokens { codes, side, target });
-    Ok(Tokenizers { source, target: None, unknown_tokens, languages, max_tokens: config.max_tokens() })
+    Ok(Tokenizers { source, target: None, end, unknown_tokens, languages, max_tokens: config.max_tokens() })
 }
 
 /// A multilingual tokenizer in `folder`, its unsplittable tokens, and ids that the model lacks. It is built with the
@@ -234,12 +238,14 @@ pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
         false => source.clone(),
     };
     let target = config.vocabulary(target, sizes[1])?.decoder()?;
+    let end = source.get(config.end()?).copied().map(i64::from);
     let source = config.vocabulary(source, sizes[0])?;
     let BuiltTokenizer { json, unknown_tokens } =
         SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
     Ok(Tokenizers {
         source: json,
         target: Some(target),
+        end,
         unknown_tokens,
         languages,
         max_tokens: config.max_tokens(),
@@ -252,7 +258,7 @@ pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
     let BuiltTokenizer { json: source, unknown_tokens } = own_tokenizer(folder, &config, size)?;
     let max_tokens = config.max_tokens();
-    Ok(Tokenizers { source, target: None, unknown_tokens, languages: None, max_tokens })
+    Ok(Tokenizers { source, target: None, end: None, unknown_tokens, languages: None, max_tokens })
 }
 
 /// T5's `tokenizer.json` in `folder`, for a model with `size` ids.
@@ -382,6 +388,16 @@ impl Config {
         named.into_iter().flatten().map(Content::as_str).chain(["</s>", "<unk>", "<pad>"])
     }
 
+    /// The token at the end of a translator's texts.
+    fn end(&self) -> Result<&'static str> {
+        match self.eos_token.as_ref().map(Content::as_str).filter(|token| *token != END) {
+            None => Ok(END),
+            Some(found) => {
+                Err(Error::model(format!("expected `eos_token` `{END}` in `{CONFIG}`, but found `{found}`")))
+            }
+        }
+    }
+
     fn unknown(&self) -> String {
         self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
     }
@@ -401,4 +417,29 @@ fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
     let file: File = serde_json::from_slice(json)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
     Ok(file.added_tokens.into_iter().map(|token| (token.content, token.id)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn fixture(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
+    }
+
+    #[test]
+    fn translators_read_sources_with_the_tokenizer_s_end() {
+        assert_eq!(many_to_many(&fixture("tiny-m2m100"), 0).unwrap().end, Some(2));
+        assert_eq!(mbart(&fixture("tiny-mbart"), None, (0, true)).unwrap().end, Some(2));
+        assert_eq!(marian(&fixture("tiny-marian"), [0, 0]).unwrap().end, Some(0));
+        let other = tempfile::tempdir().unwrap();
+        for file in ["vocab.json", "source.spm"] {
+            fs::copy(fixture("tiny-marian").join(file), other.path().join(file)).unwrap();
+        }
+        fs::write(other.path().join(CONFIG), r#"{"eos_token": "a"}"#).unwrap();
+        let refusal = marian(other.path(), [0, 0]).err().unwrap();
+        insta::assert_snapshot!(refusal, @"expected `eos_token` `</s>` in `tokenizer_config.json`, but found `a`");
+    }
 }

@@ -186,10 +186,11 @@ impl EmbeddingSettings {
         let prompts = &self.prompts;
         let of_role = || prompts.get(roles::prompt(prompts, name).ok()??);
         let prompt = prompts.get(name).or_else(of_role).map(String::as_str);
-        // Texts in these roles may differ by more than prompts.
-        let has_roles = self.multi_vector.is_some() || self.static_queries().is_some();
-        if prompt.is_some() || has_roles && roles::text_role(name).is_some() {
+        if prompt.is_some() {
             return Ok(prompt);
+        }
+        if self.has_roles() && roles::text_role(name).is_some() {
+            return Ok(self.default_prompt.as_ref().and_then(|name| prompts.get(name)).map(String::as_str));
         }
         let known: Vec<_> = prompts.keys().collect();
         let known = if known.is_empty() { "none".into() } else { quoted(&known) };
@@ -203,7 +204,12 @@ impl EmbeddingSettings {
         if let Some((name, _)) = prompts.get_key_value(role) {
             return Ok(Some(name));
         }
-        roles::prompt(prompts, role).map_err(|UnknownRole| {
+        let of_role = roles::prompt(prompts, role);
+        let text_role = roles::text_role(role).filter(|_| self.has_roles());
+        if let (Ok(None), Some(role)) = (&of_role, text_role) {
+            return Ok(Some(role.name()));
+        }
+        of_role.map_err(|UnknownRole| {
             let prompts = prompts.keys().map(String::as_str);
             let known: BTreeSet<_> = UnknownRole::known().into_iter().chain(prompts).collect();
             let known: Vec<_> = known.into_iter().collect();
@@ -214,6 +220,11 @@ impl EmbeddingSettings {
                 role.escape_debug()
             ))
         })
+    }
+
+    /// Whether texts in a role differ by more than prompts.
+    fn has_roles(&self) -> bool {
+        self.multi_vector.is_some() || self.static_queries().is_some()
     }
 
     /// Queries that the model does not read.
@@ -239,7 +250,7 @@ impl EmbeddingSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::sparse::SparseValues;
+    use crate::pipeline::{multi_vector::MaxSim, sparse::SparseValues};
 
     const DENSE: &str =
         "output = \"x\"\npooling = \"cls\"\nnormalize = true\ndimensions = 8\nmax_tokens = 16\n";
@@ -252,6 +263,27 @@ mod tests {
         let partial = DENSE.replace("pooling = \"cls\"\n", "");
         assert!(toml::from_str::<EmbeddingSettings>(&partial).is_err());
         assert!(toml::from_str::<EmbeddingSettings>("max_tokens = 16").is_err());
+    }
+
+    #[test]
+    fn queries_need_no_prompt_in_a_model_with_roles() {
+        let mut settings: EmbeddingSettings = toml::from_str(DENSE).unwrap();
+        assert_eq!(settings.prompt_name("query").unwrap(), None);
+        settings.multi_vector = Some(Box::new(MultiVectorSettings {
+            output: "token_vectors".into(),
+            dimensions: 8,
+            skips_first: false,
+            score: MaxSim::Sum,
+            query: RoleSettings::default(),
+            document: RoleSettings::default(),
+        }));
+        assert_eq!(settings.prompt_name("search_query").unwrap(), Some("query"));
+        assert_eq!(settings.prompt_name("document").unwrap(), Some("document"));
+        assert_eq!(settings.prompt(Some("query")).unwrap(), None);
+        settings.prompts.insert("other".into(), "text: ".into());
+        settings.default_prompt = Some("other".into());
+        assert_eq!(settings.prompt(Some("query")).unwrap(), Some("text: "));
+        assert_eq!(settings.text_role(settings.prompt_name("query").unwrap()), TextRole::Query);
     }
 
     #[test]

@@ -323,15 +323,16 @@ impl SourceEncoder {
                 || Error::model(format!("expected a token for the language `{code}`, but found none"));
             codes.get(code).copied().ok_or_else(unknown)
         };
-        let end = self.settings.generation.eos_token_ids.first().copied();
+        let first = self.settings.generation.eos_token_ids.first().copied();
+        let end = self.settings.source_end_token_id.or(first);
         let mut special = SpecialIds { before: Vec::new(), after: end.into_iter().collect() };
         match &self.settings.languages {
-            Languages::None => {
+            Languages::None | Languages::Instructions { .. } => {
                 let [before, after] = self.tokenizer.special_ids();
                 let ids = |ids: &[u32]| ids.iter().copied().map(i64::from).collect();
                 special = SpecialIds { before: ids(before), after: ids(after) };
             }
-            Languages::Pair { .. } | Languages::Instructions { .. } => {}
+            Languages::Pair { .. } => {}
             Languages::Prefix { targets, .. } => special.before.push(token(targets, &pair.target)?),
             Languages::Tokens { codes, side: TokenSide::Before, .. } => {
                 special.before.push(token(codes, &pair.source)?);

@@ -58,6 +58,7 @@ fn settings(codes: &[&str]) -> Seq2SeqSettings {
         max_tokens: 24,
         max_positions: 64,
         prefix: String::new(),
+        source_end_token_id: None,
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,

@@ -12,7 +12,7 @@ use crate::{
     },
     layers::{Activation, Buckets},
 };
-use kivu::error::Result;
+use kivu::error::{Error, Result};
 
 /// Number of distance buckets in MPNet. `transformers` ignores the number in the config.
 const BUCKETS: usize = 32;
@@ -77,6 +77,12 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     if !is_deberta {
         expect(config, "position_embedding_type", &"absolute".to_owned())?;
+        // With null instead, these models of `transformers` 4.57 have no positions.
+        let has_types = !["distilbert", "mpnet"].contains(&model_type);
+        let kind = config.fields().get("position_embedding_type").filter(|_| has_types);
+        if kind.is_some_and(serde_json::Value::is_null) {
+            return Err(Error::model("expected `position_embedding_type` `absolute`, but found null"));
+        }
     }
     let feed_forward = FeedForward {
         width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,

@@ -141,6 +141,7 @@ mod tests {
             changed("tiny-gte", "pack_qkv", json!(false)),
             changed("tiny-gte", "logn_attention_scale", json!(true)),
             changed("tiny-jina", "feed_forward_type", json!("original")),
+            changed("tiny-bert", "position_embedding_type", Value::Null),
             changed("tiny-jina", "position_embedding_type", json!("relative_key")),
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
@@ -174,6 +175,7 @@ mod tests {
         expected `pack_qkv` true, but found false
         expected `logn_attention_scale` false, but found true
         expected `feed_forward_type` `geglu` or `reglu`, but found `original`
+        expected `position_embedding_type` `absolute`, but found null
         expected `position_embedding_type` `absolute`, but found `relative_key`
         ");
     }

@@ -1,0 +1,143 @@
+"""The results of `transformers` and sentence-transformers for a model, by its kind."""
+
+import json
+
+import torch
+import transformers
+from kinds import LANGUAGES, OPTIONS, PAIRS, SOURCES, TEXTS, normalized, sources, task_of
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from transformers import (
+    AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, pipeline,
+)
+
+IS_OLD = transformers.__version__.startswith("4.")
+FLOAT32 = {"dtype": torch.float32}
+
+
+def embedder(folder, name):
+    model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32).float()
+    rows = lambda vectors: [[float(value) for value in vector] for vector in vectors]
+    unit = lambda vectors: [normalized(vector) for vector in rows(vectors)]
+    one_by_one = {"batch_size": 1, "show_progress_bar": False}
+    return {
+        "vectors": rows(model.encode(TEXTS, **one_by_one)),
+        "query": unit(model.encode_query(TEXTS[:2], **one_by_one)),
+        "document": unit(model.encode_document(TEXTS[:2], **one_by_one)),
+    }
+
+
+def sparse(folder, name):
+    model = SparseEncoder(folder, device="cpu", model_kwargs=FLOAT32).float()
+
+    def weights(rows):
+        rows = [row.coalesce() for row in rows]
+        pairs = [zip(row.indices()[0].tolist(), row.values().tolist()) for row in rows]
+        return [{str(index): value for index, value in row if value != 0} for row in pairs]
+
+    one_by_one = {"batch_size": 1, "show_progress_bar": False}
+    return {
+        "query": weights(model.encode_query(TEXTS, **one_by_one)),
+        "document": weights(model.encode_document(TEXTS, **one_by_one)),
+    }
+
+
+# Models whose fast tokenizer does not spell unknown characters as bytes.
+SLOW = ["tiny-mt5"]
+
+
+def loaded(folder, kind, **options):
+    model = kind.from_pretrained(folder, **FLOAT32).eval()
+    return {"model": model, "tokenizer": AutoTokenizer.from_pretrained(folder, **options), "device": "cpu"}
+
+
+def limit(pipe):
+    """The tokens of a text that Kivu reads. The pipelines themselves truncate only if the tokenizer has a limit."""
+    config = pipe.model.config
+    # The rows up to the padding's belong to no token.
+    unused = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    return min(pipe.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512) - unused)
+
+
+def classifier(folder, name):
+    pipe = pipeline("text-classification", **loaded(folder, AutoModelForSequenceClassification))
+    pairs = [{"text": first, "text_pair": second} for first, second in PAIRS]
+
+    def scores(inputs, **options):
+        rows = pipe(inputs, top_k=None, truncation=True, max_length=limit(pipe), **options)
+        return [{entry["label"]: entry["score"] for entry in row} for row in rows]
+
+    return {
+        "texts": scores(TEXTS), "logits": scores(TEXTS, function_to_apply="none"),
+        "pairs": scores(pairs), "logits of pairs": scores(pairs, function_to_apply="none"),
+    }
+
+
+def ranker(folder, name):
+    model = CrossEncoder(folder, device="cpu", model_kwargs=FLOAT32)
+    scores = {}
+    for place, (query, text) in enumerate(PAIRS):
+        pairs = [(query, text), (query, query)]
+        identity = torch.nn.Identity()
+        found = model.predict(pairs, activation_fn=identity, batch_size=1, show_progress_bar=False)
+        scores[f"pair {place}"] = [float(score) for score in found]
+    return scores
+
+
+def tagger(folder, name):
+    pipe = pipeline("token-classification", **loaded(folder, AutoModelForTokenClassification))
+    pipe.tokenizer.model_max_length = limit(pipe)
+    rows = [pipe(text, aggregation_strategy="none", ignore_labels=[]) for text in TEXTS]
+    plain = lambda value: value if isinstance(value, str) else None if value is None else float(value)
+    return {"entities": [[{key: plain(value) for key, value in entry.items()} for entry in row] for row in rows]}
+
+
+def generator(folder, name):
+    """Translations as by `generate`, other texts as by the pipelines."""
+    parts = loaded(folder, AutoModelForSeq2SeqLM, use_fast=name not in SLOW)
+    task = task_of(name)
+    if task == "translation":
+        return generated(parts, OPTIONS, {}, name)
+    if not IS_OLD:
+        # The library has no pipelines for texts any more: the settings that they take are given here.
+        of_task = (getattr(parts["model"].config, "task_specific_params", None) or {}).get(task, {})
+        return generated(parts, OPTIONS[1:], of_task, name)
+    pipe = pipeline(task, **parts)
+    key = "summary_text" if task == "summarization" else "generated_text"
+    # Each text alone, as padding is no part of the comparison.
+    return {json.dumps(options): [row[key].strip() for row in pipe(SOURCES, batch_size=1, **options)] for options in OPTIONS}
+
+
+def generated(parts, all_options, of_task, name):
+    """Texts by `generate`."""
+    model, tokenizer = parts["model"], parts["tokenizer"]
+    first = target_of(model, tokenizer, name)
+    prefix = of_task.get("prefix", getattr(model.config, "prefix", None)) or ""
+    of_task = {key: value for key, value in of_task.items() if key != "prefix"}
+    texts = {}
+    for options in all_options:
+        rows = []
+        for text in sources(name):
+            encoding = tokenizer(prefix + text, return_tensors="pt")
+            encoding.pop("token_type_ids", None)
+            ids = model.generate(**encoding, **first, **{**of_task, **options})
+            text = tokenizer.decode(ids[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            rows.append(text.strip())
+        texts[json.dumps(options)] = rows
+    return texts
+
+
+def target_of(model, tokenizer, name):
+    """The option of `generate` for the target language."""
+    source, target = LANGUAGES.get(name, (None, None))
+    if source is None:
+        return {}
+    tokenizer.src_lang = source
+    is_named = hasattr(tokenizer, "get_lang_id")
+    token = tokenizer.get_lang_id(target) if is_named else tokenizer.convert_tokens_to_ids(target)
+    return {"decoder_start_token_id" if name == "tiny-mbart" else "forced_bos_token_id": token}
+
+
+KINDS = {
+    "embedder": embedder, "sparse": sparse, "classifier": classifier, "ranker": ranker, "tagger": tagger,
+    "generator": generator,
+}
