@@ -7,7 +7,7 @@ use crate::{
     config::ConfigFile,
     encoder, export, hub as hugging_face_hub, onnx, pickle,
     plan::Plan,
-    seq2seq::{hugging_face, tokenizer_files},
+    seq2seq::{fairseq, generation, tokenizer_files},
     weights::Weights,
 };
 use kivu::{backend, fuzzing::Reader, repository::manifest::Precision, tokenizer::Tokenizer};
@@ -128,8 +128,8 @@ fn translation_config(bytes: &[u8]) {
 fn translation_settings(folder: &Path) {
     let Ok(config) = ConfigFile::open(folder) else { return };
     let weights = Weights::of_tensors(BTreeMap::new(), String::new());
-    drop(hugging_face::model(&config, &weights, [4, 4]));
-    drop(hugging_face::generation(folder, &config));
+    drop(fairseq::model(&config, &weights, [4, 4]));
+    drop(generation::generation(folder, &config));
     drop(tokenizer_files::marian(folder, [4, 4]));
 }
 

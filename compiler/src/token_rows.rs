@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn types_without_a_row_are_refused() {
-        let json = serde_json::to_vec(&file()).unwrap();
+        let json = serde_json::to_vec(&tokenizer()).unwrap();
         assert!(within_types(&json, 2).is_ok() && within_types(&json, 0).is_ok());
         let refusal = within_types(&json, 1).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected types of tokens below 1, the `type_vocab_size` of the model, but found 1 in the `post_processor` of the tokenizer");

@@ -2,7 +2,10 @@
 
 mod decoder;
 mod encoder;
-pub(super) mod hugging_face;
+pub(super) mod fairseq;
+pub(super) mod generation;
+mod hugging_face;
+mod instructions;
 mod model;
 mod names;
 mod parts;
