@@ -273,9 +273,9 @@ mod tests {
         };
         file(json!("x"), json!(["ã", "xb"])).unwrap();
         file(json!(null), json!(["ã", "xb"])).unwrap();
-        for merge in [json!(["ã", "ãb"]), json!("ã ãb")] {
-            let refusal = file(json!("x"), merge).unwrap_err();
-            insta::assert_snapshot!(refusal, @"expected `merges` whose second part begins with the `continuing_subword_prefix` `x` in the tokenizer, but found another");
-        }
+        let merges = [json!(["ã", "ãb"]), json!("ã ãb")];
+        let refusals = merges.map(|merge| file(json!("x"), merge).unwrap_err().to_string());
+        assert_eq!(refusals[0], refusals[1]);
+        insta::assert_snapshot!(refusals[0], @"expected `merges` whose second part begins with the `continuing_subword_prefix` `x` in the tokenizer, but found another");
     }
 }
