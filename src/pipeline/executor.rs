@@ -55,7 +55,14 @@ pub(super) struct Executor<L, R: RemoteModel> {
     route: Route<L>,
     spec: R::Spec,
     /// The fleet's model, as its servers last described it.
-    remote: Arc<Mutex<Option<(Arc<dyn RemoteBackend>, R)>>>,
+    remote: Arc<Mutex<Option<Opened<R>>>>,
+}
+
+/// A fleet's model, opened as its servers described it.
+#[derive(Debug)]
+struct Opened<R> {
+    described: Arc<dyn RemoteBackend>,
+    model: R,
 }
 
 impl<L: Sync, R: RemoteModel> Executor<L, R> {
@@ -76,14 +83,14 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         let fleet = self.route.fleet().ok_or_else(not_loaded)?;
         let described = fleet.connect(deadline).await?;
         let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, remote)) = known.as_ref()
-            && known.interface() == described.interface()
+        if let Some(opened) = known.as_ref()
+            && opened.described.interface() == described.interface()
         {
-            return Ok(remote.clone());
+            return Ok(opened.model.clone());
         }
-        let remote = R::open(&*described, &self.spec)?;
-        *known = Some((described, remote.clone()));
-        Ok(remote)
+        let model = R::open(&*described, &self.spec)?;
+        *known = Some(Opened { described, model: model.clone() });
+        Ok(model)
     }
 
     /// Fails if the fleet's model is of another kind. An unreachable fleet is not an error. No connection is kept,
@@ -127,7 +134,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
 
     fn is_known_unfit<W: Work<L, R>>(&self, work: &W) -> bool {
         let known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
-        known.as_ref().is_some_and(|(_, remote)| work.check_remote(remote).is_err())
+        known.as_ref().is_some_and(|opened| work.check_remote(&opened.model).is_err())
     }
 }
 

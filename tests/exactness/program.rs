@@ -66,7 +66,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             Ok(Err(error)) => json!({ "refused": error.chain() }),
             Err(panic) => json!({ "panicked": message(&*panic) }),
         };
-        fs::remove_dir_all(&case.out).or_else(|error| ignore_missing(error))?;
+        fs::remove_dir_all(&case.out).or_else(ignore_missing)?;
         let mut output = stdout().lock();
         writeln!(output, "{outcome}")?;
         output.flush()?;

@@ -85,7 +85,7 @@ enum LanguageSide {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
+#[expect(dead_code, clippy::large_enum_variant, reason = "only its schema is used")]
 enum AnyTranslateRequest {
     Own(TranslateRequest),
     LibreTranslate(LibreTranslateRequest),
