@@ -50,13 +50,15 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     }
 }
 
-/// Refuses a tokenizer that gives tokens types without a row in a table with `rows` rows. A model without a table reads
-/// none.
-pub(super) fn within_types(json: &[u8], rows: usize) -> Result<()> {
+/// Refuses a tokenizer that gives tokens types without a row in a table with `rows` rows: in texts, or in pairs if the
+/// model reads them. A model without a table reads none.
+pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
-    let pair = tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)?;
+    let pair =
+        reads_pairs.then(|| tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)).transpose()?;
     let text = tokenizer.encode("a", usize::MAX, Truncation::Off)?;
-    let largest = pair.type_ids.into_iter().chain(text.type_ids).max().unwrap_or(0) as usize;
+    let types = pair.into_iter().chain([text]).flat_map(|encoding| encoding.type_ids);
+    let largest = types.max().unwrap_or(0) as usize;
     if rows == 0 || largest < rows {
         return Ok(());
     }
@@ -102,8 +104,9 @@ mod tests {
     #[test]
     fn types_without_a_row_are_refused() {
         let json = serde_json::to_vec(&tokenizer()).unwrap();
-        assert!(within_types(&json, 2).is_ok() && within_types(&json, 0).is_ok());
-        let refusal = within_types(&json, 1).unwrap_err();
+        let are_known = |rows, reads_pairs| within_types(&json, rows, reads_pairs).is_ok();
+        assert!(are_known(2, true) && are_known(1, false) && are_known(0, true));
+        let refusal = within_types(&json, 1, true).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected types of tokens below 1, the `type_vocab_size` of the model, but found 1 in the `post_processor` of the tokenizer");
     }
 

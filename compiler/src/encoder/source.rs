@@ -40,7 +40,6 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
-    within_types(&tokenizer, config.types)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.
     if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
         config.head = None;
@@ -54,6 +53,8 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             config.head.get_or_insert_with(|| Head::unnamed(kind, labels));
         }
     }
+    let reads_pairs = config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Text);
+    within_types(&tokenizer, config.types, reads_pairs)?;
     let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
     let facts = &config.facts;
     let mut files = Vec::new();
