@@ -225,12 +225,15 @@ impl Walk<'_> {
     }
 
     /// Refuses a model saved for another class, to which sentence-transformers gives other modules than its files list.
+    /// `ColBERT` is PyLate's.
     fn model_class(&mut self) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
         let classes: &[&str] =
             match module_list::modules(self.root)?.iter().any(|module| module.class() == "Pooling") {
                 true => &["SentenceTransformer"],
-                false => &["CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"],
+                false => {
+                    &["ColBERT", "CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"]
+                }
             };
         // With null, the model is one of another class too.
         match fields
