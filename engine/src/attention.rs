@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::{
     kernel::{Kernel, LANES, Lanes, Rows},
     math::{exp, largest, sum},
-    program::{Attention, DistanceBias, Reach},
+    program::{Attention, AttentionWindow, DistanceBias},
 };
 
 /// Queries computed together.
@@ -34,7 +34,7 @@ pub(crate) struct Head {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores<'a> {
     scale: f32,
-    reach: Reach,
+    window: AttentionWindow,
     bias: Bias<'a>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Scores<'a> {
                 Bias::Values(&values[head * count..(head + 1) * count], *farthest)
             }
         };
-        Self { scale: attention.scale, reach: attention.reach, bias }
+        Self { scale: attention.scale, window: attention.window, bias }
     }
 
     /// Applies position bias and window to a query's scores for the keys from `first_key` on.
@@ -78,15 +78,15 @@ impl<'a> Scores<'a> {
             }
         }
         let count = scores.len();
-        let least = query.saturating_sub(self.reach.before).saturating_sub(first_key).min(count);
+        let least = query.saturating_sub(self.window.before).saturating_sub(first_key).min(count);
         scores[..least].fill(f32::MIN);
         let end =
-            query.saturating_add(self.reach.after).saturating_add(1).saturating_sub(first_key).min(count);
+            query.saturating_add(self.window.after).saturating_add(1).saturating_sub(first_key).min(count);
         scores[end..].fill(f32::MIN);
     }
 
     fn depends_on_positions(&self) -> bool {
-        self.reach != Reach::ALL || !matches!(self.bias, Bias::None)
+        self.window != AttentionWindow::ALL || !matches!(self.bias, Bias::None)
     }
 }
 
@@ -116,8 +116,8 @@ impl Head {
         for ((queries, out), first_query) in groups.zip((0_usize..).step_by(QUERIES)) {
             let rows = queries.len() / size;
             // Key panels inside the window of any query in the group.
-            let from = first_query.saturating_sub(settings.reach.before) / COLUMNS * COLUMNS;
-            let to = (first_query + rows).saturating_add(settings.reach.after).min(keys);
+            let from = first_query.saturating_sub(settings.window.before) / COLUMNS * COLUMNS;
+            let to = (first_query + rows).saturating_add(settings.window.after).min(keys);
             let padded = (to - from).next_multiple_of(COLUMNS);
             self.scores.resize(QUERIES * padded, 0.0);
             let scores = &mut self.scores[..rows * padded];
@@ -227,19 +227,19 @@ mod tests {
     #[test]
     fn contexts_are_those_of_the_definition() {
         let values: Vec<f32> = (0..199).map(|at| (at as f32 * 0.7).sin()).collect();
-        let reaches = [
-            Reach::ALL,
-            Reach { before: 3, after: 3 },
-            Reach { before: usize::MAX, after: 0 },
-            Reach { before: 40, after: 5 },
+        let windows = [
+            AttentionWindow::ALL,
+            AttentionWindow { before: 3, after: 3 },
+            AttentionWindow { before: usize::MAX, after: 0 },
+            AttentionWindow { before: 40, after: 5 },
         ];
         let mut head = Head::default();
         for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9), (16, 0)] {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
-            for reach in reaches {
+            for window in windows {
                 for bias in [Bias::None, Bias::Slope(0.25), Bias::Values(&values, 99)] {
-                    let settings = Scores { scale, reach, bias };
+                    let settings = Scores { scale, window, bias };
                     let expected = definition(&head, &settings);
                     for instructions in InstructionSet::available() {
                         let out = instructions.call(Call(&mut head, settings, length * size));
@@ -269,7 +269,7 @@ mod tests {
         let mut out = Vec::new();
         for (query, vector) in head.queries.chunks_exact(size).enumerate() {
             let weight = |(key, other): (usize, &[f32])| {
-                let Reach { before, after } = settings.reach;
+                let AttentionWindow { before, after } = settings.window;
                 if query.saturating_sub(key) > before || key.saturating_sub(query) > after {
                     return 0.0;
                 }

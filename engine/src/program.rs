@@ -251,7 +251,7 @@ pub struct Attention {
     /// Rotates queries and keys.
     pub rotary: Option<RotaryId>,
     /// Attention window.
-    pub reach: Reach,
+    pub window: AttentionWindow,
     /// Added to scores.
     pub bias: DistanceBias,
     /// The contexts, a row per query.
@@ -274,14 +274,14 @@ pub struct Largest {
 
 /// An attention window: the tokens a query attends to, apart from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct AttentionWindow {
     /// Tokens before the query.
     pub before: usize,
     /// Tokens after the query.
     pub after: usize,
 }
 
-impl Reach {
+impl AttentionWindow {
     /// The whole text.
     pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
 }

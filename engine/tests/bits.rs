@@ -94,7 +94,7 @@ fn program(activation: Activation) -> Program {
         key_heads: HEADS,
         scale: 0.25,
         rotary: Some(0),
-        reach: Reach { before: 20, after: 20 },
+        window: AttentionWindow { before: 20, after: 20 },
         bias: DistanceBias::None,
         out: 2,
     };

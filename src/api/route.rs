@@ -1,4 +1,4 @@
-//! A route, as the table in `routes.rs` describes it.
+//! A route, as the tables in `routes/` describe it.
 
 use std::sync::Arc;
 

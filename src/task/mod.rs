@@ -1,6 +1,7 @@
 //! Tasks as requests and jobs see them: parameters, defaults, checks and outputs.
 //!
-//! serde reads parameter types from JSON and KServe parameters, clap from the command line, rules and object metadata. `prepare` checks it against a model; the result runs on texts any number of times.
+//! Parameters are read by serde from JSON and KServe parameters, and by clap from the command line, rules and object
+//! metadata. `prepare` checks them against a model; its result runs on texts any number of times.
 
 pub mod classification;
 pub mod embedding;

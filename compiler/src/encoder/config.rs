@@ -7,7 +7,7 @@ use kivu_engine::kernel::LANES;
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
-    layers::{Activation, Attention, Buckets, Distance, NormKind, Projection, Reach, Rotary},
+    layers::{Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary},
 };
 use kivu::{
     error::{Error, Result},
@@ -131,7 +131,7 @@ pub(super) enum Positions {
 /// A layer's attention window and rotary positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
-    pub(super) reach: Reach,
+    pub(super) window: AttentionWindow,
     pub(super) rotary: Option<Rotary>,
 }
 
@@ -262,7 +262,7 @@ impl EncoderConfig {
 
     /// Whether positions affect attention itself, not only token vectors.
     pub(super) fn attends_by_position(&self) -> bool {
-        let is_special = |span: &Span| span.reach != Reach::ALL || span.rotary.is_some();
+        let is_special = |span: &Span| span.window != AttentionWindow::ALL || span.rotary.is_some();
         matches!(self.bias, Bias::Alibi)
             || self.heads.keys != self.heads.queries
             || self.spans.iter().any(is_special)
@@ -291,7 +291,7 @@ impl EncoderConfig {
             key_heads: keys,
             width,
             scale: self.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
-            reach: self.spans[layer % self.spans.len()].reach,
+            window: self.spans[layer % self.spans.len()].window,
             distance: match self.bias {
                 Bias::Alibi => Distance::Alibi,
                 _ => Distance::Ignored,
@@ -346,7 +346,7 @@ impl EncoderConfig {
 
 impl Span {
     /// Attention to all tokens, without rotation.
-    pub(super) const ALL: Self = Self { reach: Reach::ALL, rotary: None };
+    pub(super) const ALL: Self = Self { window: AttentionWindow::ALL, rotary: None };
 }
 
 impl Biases {

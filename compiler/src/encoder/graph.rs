@@ -10,7 +10,8 @@ use super::{
 use crate::{
     functions,
     layers::{
-        Blocks, Distance, Layers, Projection, Reach, Rotation, alibi_slopes, attend_by_position, attention,
+        AttentionWindow, Blocks, Distance, Layers, Projection, Rotation, alibi_slopes, attend_by_position,
+        attention,
     },
     onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
     weights::{Weight, Weights},
@@ -329,7 +330,7 @@ impl Writer<'_> {
         let graph = &mut self.layers.graph;
         // A negative number means all tokens.
         let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
-        let Reach { before, after } = attention.reach;
+        let AttentionWindow { before, after } = attention.window;
         let shape = [attention.heads as i64, attention.key_heads as i64, side(before), side(after)];
         let shape = graph.integers(&format!("attention_{place}"), &shape);
         let scale = graph.floats("attention_scale", &[], &[attention.scale]);

@@ -325,10 +325,10 @@ fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u
 /// Refuses expansions longer than the attention window: their last tokens would attend to nothing.
 fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
     let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else { return Ok(()) };
-    let reach = config.spans.iter().filter_map(|span| span.reach.before).min().unwrap_or(usize::MAX);
-    match expansion.length > reach {
+    let window = config.spans.iter().filter_map(|span| span.window.before).min().unwrap_or(usize::MAX);
+    match expansion.length > window {
         true => Err(Error::model(format!(
-            "expected queries that are padded to at most {reach} tokens, the reach of local attention, but found \
+            "expected queries that are padded to at most {window} tokens, the local attention window, but found \
              {}: tokens beyond it would attend to nothing",
             expansion.length
         ))),

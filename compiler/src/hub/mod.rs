@@ -67,13 +67,13 @@ pub struct Fetched {
 pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Result<Fetched> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(Error::io("cannot start a runtime"))?.block_on(async {
-        let fetched = fetch_one(name, Wanted::Model, config, meter).await?;
+        let fetched = fetch_one(name, RepositoryPart::Model, config, meter).await?;
         if let Some(encoder) = &fetched.encoder {
-            let encoder = fetch_one(&encoder.parse()?, Wanted::Settings, config, meter).await?;
+            let encoder = fetch_one(&encoder.parse()?, RepositoryPart::Settings, config, meter).await?;
             return Ok(Fetched { encoder: Some(encoder.folder.clone()), ..fetched.with(&encoder) });
         }
         let Some(base) = &fetched.base else { return Ok(fetched.into()) };
-        let base = fetch_one(&base.parse()?, Wanted::Model, config, meter).await?;
+        let base = fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
         if base.base.is_some() {
             return Err(Error::model(format!(
                 "expected `{}` to be a model, but found an adapter",
@@ -92,7 +92,7 @@ pub fn remove(name: &RepositoryName, config: &HubConfig) -> Result<Option<u64>> 
 
 /// Which repository files are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum RepositoryPart {
     Model,
     /// Without weights.
     Settings,
@@ -134,13 +134,13 @@ impl From<Repository> for Fetched {
 
 async fn fetch_one(
     name: &RepositoryName,
-    wanted: Wanted,
+    part: RepositoryPart,
     config: &HubConfig,
     meter: &dyn Meter,
 ) -> Result<Repository> {
     let cache = RepositoryCache::new(&config.cache, name);
     if config.offline {
-        return downloaded(name, wanted, &cache).and_then(|found| {
+        return downloaded(name, part, &cache).and_then(|found| {
             found.ok_or_else(|| {
                 Error::config(format!(
                     "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none; unset it to download the \
@@ -154,7 +154,7 @@ async fn fetch_one(
     let listing = match hub.list(name).await {
         Err(error @ Error::Unavailable { .. }) => {
             // Earlier downloads may suffice.
-            let Ok(Some(found)) = downloaded(name, wanted, &cache) else { return Err(error) };
+            let Ok(Some(found)) = downloaded(name, part, &cache) else { return Err(error) };
             tracing::warn!("using files of `{name}` that were downloaded earlier: {error}");
             return Ok(found);
         }
@@ -170,8 +170,8 @@ async fn fetch_one(
     // Small files, which decide on the others.
     let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
     fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
-    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
-    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
+    let (base, weights) = base_and_weights(&paths, part, &folder, name)?;
+    let encoder = paths.encoder(&folder)?.filter(|_| part == RepositoryPart::Model);
     let rest = [large, of(weights)].concat();
     let missing: u64 =
         rest.iter().filter(|file| !cache.blob(&file.hash).exists()).map(|file| file.size).sum();
@@ -192,12 +192,12 @@ async fn fetch_one(
 /// An adapter's base, and the repository's weight files. `folder` has the settings files.
 fn base_and_weights(
     paths: &Paths<'_>,
-    wanted: Wanted,
+    part: RepositoryPart,
     folder: &Path,
     name: &RepositoryName,
 ) -> Result<(Option<String>, Vec<String>)> {
     Ok(match paths.is_adapter() {
-        _ if wanted == Wanted::Settings => (None, Vec::new()),
+        _ if part == RepositoryPart::Settings => (None, Vec::new()),
         true => (Some(base(folder, name)?), paths.adapter_weights(name)?),
         false => (None, paths.weights(folder, name)?),
     })
@@ -213,7 +213,11 @@ async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> 
 }
 
 /// Earlier downloads, verified; `None` if the commit is not in the cache.
-fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) -> Result<Option<Repository>> {
+fn downloaded(
+    name: &RepositoryName,
+    part: RepositoryPart,
+    cache: &RepositoryCache,
+) -> Result<Option<Repository>> {
     let Some(commit) = cache.commit(name) else { return Ok(None) };
     let listing = match cache.listing(&commit) {
         Some(listing) => listing,
@@ -229,9 +233,9 @@ fn downloaded(name: &RepositoryName, wanted: Wanted, cache: &RepositoryCache) ->
         files.try_for_each(|file| verify(&folder.join(&file.path), &file.hash))
     };
     verify(&paths.settings())?;
-    let (base, weights) = base_and_weights(&paths, wanted, &folder, name)?;
+    let (base, weights) = base_and_weights(&paths, part, &folder, name)?;
     verify(&weights)?;
-    let encoder = paths.encoder(&folder)?.filter(|_| wanted == Wanted::Model);
+    let encoder = paths.encoder(&folder)?.filter(|_| part == RepositoryPart::Model);
     let origin = format!("{}@{commit}", name.id);
     Ok(Some(Repository { id: listing.id(), origin, commit, folder, base, encoder }))
 }

@@ -18,7 +18,7 @@ const OUT_OF_REACH: f32 = -1e30;
 
 /// An attention window: the tokens that a token attends to, apart from itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reach {
+pub(crate) struct AttentionWindow {
     /// Tokens before it; `None` for all.
     pub(crate) before: Option<usize>,
     /// Tokens after it; `None` for all.
@@ -45,7 +45,7 @@ pub(crate) struct Attention {
     pub(crate) width: usize,
     /// Factor for query-key products.
     pub(crate) scale: f32,
-    pub(crate) reach: Reach,
+    pub(crate) window: AttentionWindow,
     pub(crate) distance: Distance,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Blocks {
     pub(crate) positions: Value,
 }
 
-impl Reach {
+impl AttentionWindow {
     pub(crate) const ALL: Self = Self { before: None, after: None };
 
     /// All tokens before it.
@@ -113,7 +113,7 @@ impl Blocks {
         let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
         let (zero, one, two) =
             (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
-        let Reach { before, after } = attention.reach;
+        let AttentionWindow { before, after } = attention.window;
         let mut limit = |distance: Option<usize>| {
             distance.map(|distance| graph.integers(&format!("distance_{distance}"), &[distance as i64]))
         };
@@ -169,7 +169,7 @@ impl Blocks {
 /// How distances affect scores, as graph constants.
 struct DistanceBias {
     /// The limits before and after a token.
-    reach: [Option<Value>; 2],
+    window: [Option<Value>; 2],
     /// ALiBi slopes, below 0.
     slopes: Option<Value>,
     out_of_reach: Value,
@@ -180,7 +180,7 @@ struct DistanceBias {
 impl DistanceBias {
     /// None if distances have no effect.
     fn new(graph: &mut GraphBuilder, attention: &Attention) -> Option<Self> {
-        let Reach { before, after } = attention.reach;
+        let AttentionWindow { before, after } = attention.window;
         let has_slopes = attention.distance == Distance::Alibi;
         if !has_slopes && before.is_none() && after.is_none() {
             return None;
@@ -192,10 +192,10 @@ impl DistanceBias {
         let mut limit = |distance: Option<usize>| {
             distance.map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
         };
-        let reach = [limit(before), limit(after)];
+        let window = [limit(before), limit(after)];
         let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
         let outer = graph.integers("zero_one", &[0, 1]);
-        Some(Self { reach, slopes, out_of_reach, outer })
+        Some(Self { window, slopes, out_of_reach, outer })
     }
 
     /// Bias for keys at `distances` from queries.
@@ -221,7 +221,7 @@ impl DistanceBias {
     /// Whether tokens at `distances` are outside the window; `None` if all are inside.
     fn are_far(&self, graph: &mut GraphBuilder, distances: &Value) -> Option<Value> {
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
-        match &self.reach {
+        match &self.window {
             [None, None] => None,
             [Some(before), Some(after)] if before == after => {
                 let distances = node("Abs", &[distances]);

@@ -7,7 +7,7 @@ mod norm;
 mod rotary;
 
 pub(super) use self::{
-    attention::{Attention, Blocks, Distance, Reach, alibi_slopes, attend_by_position},
+    attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
     buckets::Buckets,
     linear::{Linear, Projection},
     rotary::{Rotary, Rotation, Scaling},

@@ -88,7 +88,7 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
 }
 
 /// A file that is being uploaded.
-struct Sending<'a> {
+struct Upload<'a> {
     file: &'a manifest::File,
     source: File,
     target: Url,
@@ -116,7 +116,7 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
             regular_file::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         let note = Note::take_up(store, notes, &target, file)?;
         meter.advance(note.uploaded_bytes());
-        sending.push(Sending { file, source, target, note });
+        sending.push(Upload { file, source, target, note });
     }
     let mut parts: Vec<(usize, i32)> = Vec::new();
     for (place, sending) in sending.iter().enumerate() {
@@ -155,7 +155,7 @@ fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool>
     Ok(hash.finalize().to_hex().as_str() == file.blake3)
 }
 
-impl Sending<'_> {
+impl Upload<'_> {
     fn send_part(&self, store: &Store, number: i32, meter: &dyn Meter) -> Result<()> {
         let start = (number as u64 - 1) * PART_BYTES;
         let mut bytes = vec![0; PART_BYTES.min(self.file.size - start) as usize];

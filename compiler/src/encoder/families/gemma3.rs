@@ -9,7 +9,7 @@ use super::{
 use crate::{
     config::ConfigFile,
     encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Names, Norms, Span},
-    layers::{Activation, NormKind, Reach},
+    layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
 
@@ -66,16 +66,16 @@ fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span
     let window = fields::window(config, "sliding_window", 4096)?;
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
     let scaling = Rope::without_theta(config)?;
-    let mut span = |kind: &str, field: &str, default, reach, scaling: Rope| {
+    let mut span = |kind: &str, field: &str, default, window, scaling: Rope| {
         let rope = parameters.remove(kind).unwrap_or(scaling);
         let base = rope.rope_theta.or(config.get(field)?).unwrap_or(default);
         let rotary = rotary(width, 1.0, base, rope.scaling(&[], 0)?)?;
-        Ok::<_, Error>(Span { reach, rotary: Some(rotary) })
+        Ok::<_, Error>(Span { window, rotary: Some(rotary) })
     };
     let [all, near] = match is_decoder {
-        true => [Reach::BEFORE, Reach { before: Some(window - 1), after: Some(0) }],
+        true => [AttentionWindow::BEFORE, AttentionWindow { before: Some(window - 1), after: Some(0) }],
         // Half the window on each side.
-        false => [Reach::ALL, Reach::within(window / 2)],
+        false => [AttentionWindow::ALL, AttentionWindow::within(window / 2)],
     };
     let full = span("full_attention", "rope_theta", 1_000_000.0, all, scaling)?;
     let local = span("sliding_attention", "rope_local_base_freq", 10_000.0, near, Rope::default())?;

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     config::ConfigFile,
     encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
-    layers::Reach,
+    layers::AttentionWindow,
 };
 use kivu::error::Result;
 
@@ -45,7 +45,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         types: config.get("type_vocab_size")?.unwrap_or(1),
-        spans: vec![Span { reach: Reach::ALL, rotary: Some(rotary) }],
+        spans: vec![Span { window: AttentionWindow::ALL, rotary: Some(rotary) }],
         biases: Biases { up: false, ..Biases::ALL },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })

@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
     use crate::keys::own_keys;
-    use crate::layers::{Activation, Reach, Scaling};
+    use crate::layers::{Activation, AttentionWindow, Scaling};
 
     /// A fixture's config with one field changed.
     fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
@@ -204,10 +204,10 @@ mod tests {
     fn layers_of_modernbert_are_listed_or_counted() {
         let counted = changed("tiny-modernbert", "local_attention", json!(12)).unwrap();
         let spans = |config: &EncoderConfig| {
-            let reaches = (0..4).map(|layer| config.spans[layer % config.spans.len()].reach);
+            let reaches = (0..4).map(|layer| config.spans[layer % config.spans.len()].window);
             reaches.collect::<Vec<_>>()
         };
-        let (all, near) = (Reach::ALL, Reach::within(6));
+        let (all, near) = (AttentionWindow::ALL, AttentionWindow::within(6));
         assert_eq!(spans(&counted), [all, near, near, all]);
         let types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"];
         let listed = changed("tiny-modernbert", "layer_types", json!(types)).unwrap();

@@ -6,7 +6,7 @@ use crate::{
     encoder::config::{
         Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span,
     },
-    layers::{Activation, NormKind, Reach, Scaling},
+    layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::{Error, Result};
 
@@ -95,11 +95,11 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     let is_null = config.fields().get("local_rope_theta").is_some_and(serde_json::Value::is_null);
     let local_base = base("sliding_attention", "local_rope_theta")?;
     let local_base = local_base.unwrap_or(if is_null { global_base } else { 10_000.0 });
-    let span = |reach, base| {
-        Ok::<_, Error>(Span { reach, rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?) })
+    let span = |window, base| {
+        Ok::<_, Error>(Span { window, rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?) })
     };
-    let global = span(Reach::ALL, global_base)?;
-    let local = span(Reach::within(window / 2), local_base)?;
+    let global = span(AttentionWindow::ALL, global_base)?;
+    let local = span(AttentionWindow::within(window / 2), local_base)?;
     if let Some(spans) = fields::spans_by_type(config, [global, local])? {
         return Ok(spans);
     }

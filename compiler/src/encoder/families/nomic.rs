@@ -6,7 +6,7 @@ use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
-    layers::{Activation, Reach, Scaling},
+    layers::{Activation, AttentionWindow, Scaling},
 };
 use kivu::error::{Error, Result};
 
@@ -116,5 +116,8 @@ fn span(config: &ConfigFile, head_width: usize) -> Result<Span> {
     };
     let fraction = own(config, "rotary_emb_fraction", 1.0)?;
     let base = own(config, "rotary_emb_base", rope.rope_theta.unwrap_or(1000.0))?;
-    Ok(Span { reach: Reach::ALL, rotary: Some(rope::rotary(head_width, fraction, base, scaling)?) })
+    Ok(Span {
+        window: AttentionWindow::ALL,
+        rotary: Some(rope::rotary(head_width, fraction, base, scaling)?),
+    })
 }

@@ -4,7 +4,7 @@ use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
-    layers::{Activation, NormKind, Reach},
+    layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
 
@@ -43,7 +43,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&[], 0)?)?;
     // As in `transformers` 5; earlier versions ignore the field.
     let is_causal = config.get("is_causal")?.unwrap_or(true);
-    let reach = if is_causal { Reach::BEFORE } else { Reach::ALL };
+    let window = if is_causal { AttentionWindow::BEFORE } else { AttentionWindow::ALL };
     let bias = config.is_set("attention_bias")?;
     let kind = config.get::<String>("hidden_act")?;
     let feed_forward = FeedForward {
@@ -54,7 +54,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
         epsilon: config.get("rms_norm_eps")?.unwrap_or(1e-6),
-        spans: vec![Span { reach, rotary: Some(rotary) }],
+        spans: vec![Span { window, rotary: Some(rotary) }],
         biases: Biases { projections: bias, attention_output: bias, up: false, down: false },
         details: Details {
             norms_each_head: true,

@@ -2,7 +2,7 @@
 
 use kivu_engine::{
     array::Array,
-    program::{Attention, DistanceBias, Per, Reach, RotaryId, View},
+    program::{Attention, AttentionWindow, DistanceBias, Per, RotaryId, View},
     rotary::{MAX_POSITIONS, Rotary},
 };
 
@@ -16,7 +16,7 @@ struct Settings {
     /// Factor on query-key products; by default 1 / √(head width).
     scale: Option<f32>,
     frequencies: Option<Vec<f32>>,
-    reach: Reach,
+    window: AttentionWindow,
     bias: DistanceBias,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
             key_heads: heads,
             scale: float(node, "scale"),
             frequencies: None,
-            reach: Reach::ALL,
+            window: AttentionWindow::ALL,
             bias: distances,
         };
         self.attend(node, [queries, keys, values], settings)
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else { return Err(refuse()) };
         // A negative number means all tokens.
         let side = |side: i64| number(side).unwrap_or(usize::MAX);
-        let reach = Reach { before: side(before), after: side(after) };
+        let window = AttentionWindow { before: side(before), after: side(after) };
         let scale: Array<f32> = self.array(scale, 1)?;
         let bias = match slopes.as_str() {
             "" => DistanceBias::None,
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
         if !is_of_tokens || !queries_are_tokens {
             return Err(refuse());
         }
-        let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, reach, bias };
+        let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, window, bias };
         self.attend(node, [queries, keys, values], settings)
     }
 
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
     }
 
     fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
-        let Settings { heads, key_heads, scale, frequencies, reach, bias } = settings;
+        let Settings { heads, key_heads, scale, frequencies, window, bias } = settings;
         let [queries, keys, values] = names.map(|name| self.by_row(name));
         let (queries, keys, values) = (queries?, keys?, values?);
         let per = |view: View| self.values[view.value].per;
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
             key_heads,
             scale,
             rotary,
-            reach,
+            window,
             bias,
             out,
         }));
