@@ -19,7 +19,7 @@ use kivu_compiler::{
 
 /// What a name refers to.
 pub(super) enum Location {
-    /// Path or URL of a bundle, or of a folder with bundles.
+    /// A bundle's path or URL, or a folder with bundles.
     Bundle(PathBuf),
     /// A model to build on demand.
     Model(NamedModel),

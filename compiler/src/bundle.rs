@@ -171,7 +171,7 @@ impl<'a> Model<'a> {
         Ok((Written { folder, comparison, note, other_tasks }, shortfall.map(|shortfall| (form, shortfall))))
     }
 
-    /// Writes the graphs of a bundle, and before the first quantized one those of its reference.
+    /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
     fn write_graphs(&mut self, precision: Precision) -> Result<WrittenGraphs> {
         let Build { scratch, progress, .. } = self.build;
         let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;

@@ -189,7 +189,7 @@ impl ZeroShotEntitiesPipeline {
         Ok(FoundEntities { texts: texts.collect(), usage })
     }
 
-    /// Scores of all spans of each text's words, by first word, label and number of words. A text is one window.
+    /// Span scores per text, by first word, label and word count. A text is one window.
     pub async fn span_scores(
         &self,
         texts: Vec<String>,

@@ -241,7 +241,7 @@ fn width(config: &ConfigFile) -> Result<usize> {
     }
 }
 
-/// Id of the token in front of labels.
+/// Token id before each label.
 fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = &settings.label_token;

@@ -27,7 +27,7 @@ pub(super) struct SpanHead {
     pub(super) longest: usize,
     /// Number of LSTM layers between encoder and spans.
     pub(super) recurrent_layers: usize,
-    /// Id of the token in front of each label.
+    /// Token id before each label.
     pub(super) marker: u32,
     /// Maximum number of tokens, and therefore of words and labels.
     pub(super) max_tokens: usize,

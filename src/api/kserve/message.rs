@@ -171,7 +171,7 @@ impl InferRequest {
             .map_err(|error| Error::invalid(format!("invalid parameter `{name}`: {error}")))
     }
 
-    /// The parameters of a task. Others are ignored, since clients send those of other servers as well.
+    /// Task parameters. Unknown ones are ignored, since clients also send other servers' parameters.
     pub(super) fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
         request::from_parameters(self.parameters.clone())
     }

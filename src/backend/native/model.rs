@@ -83,6 +83,13 @@ impl NativeModel {
         })
     }
 
+    /// A model without inputs and outputs.
+    #[cfg(test)]
+    pub(super) fn of(program: Program) -> Self {
+        let signature = Signature { inputs: Vec::new(), outputs: Vec::new() };
+        Self { signature, program, instructions: InstructionSet::detected(), mapped: Arc::default() }
+    }
+
     /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature

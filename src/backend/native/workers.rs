@@ -3,6 +3,8 @@
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
 //! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
 //!   return to the queue at the next stage end.
+//! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
+//!   the run itself has: a short text does not wait for a long one to end.
 //! - Calls whose caller has gone, or whose deadline has passed, do not start; a run whose callers have all gone
 //!   ends after its stage.
 //! - A panicking task fails its run, and the threads continue.
@@ -31,6 +33,8 @@ use crate::{
 /// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
 /// does not wait long for other calls in its run.
 const RUN_TOKENS: usize = 192;
+/// Calls with at most this many tokens overtake calls with at least [`RUN_TOKENS`].
+const MAX_SHORT_TOKENS: usize = 48;
 /// Runs with fewer tokens are not worth waking a thread.
 const MIN_SHARED_TOKENS: usize = 24;
 /// How often a thread that waits for others checks before it gives its CPU away.
@@ -101,13 +105,7 @@ struct Progress {
 
 impl Workers {
     pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
-        let shared = Arc::new(Shared {
-            model,
-            queue: Mutex::default(),
-            changed: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-            memory: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::new(model));
         for number in 0..threads.get() {
             let shared = Arc::clone(&shared);
             thread::Builder::new()
@@ -144,6 +142,16 @@ impl Drop for Workers {
 }
 
 impl Shared {
+    fn new(model: NativeModel) -> Self {
+        Self {
+            model,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            memory: Mutex::default(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,7 +169,7 @@ impl Shared {
                 // Kept for the other idle threads.
                 queue.teams.insert(0, Arc::clone(&team));
                 drop(queue);
-                self.take_part(&team, &mut scratch, || self.waiting.load(Ordering::Relaxed) > 0);
+                self.take_part(&team, &mut scratch, |_| self.waiting.load(Ordering::Relaxed) > 0);
                 queue = self.lock();
                 // Its tasks are taken, or calls wait: then the thread that leads the run finishes it.
                 queue.teams.retain(|other| !Arc::ptr_eq(other, &team));
@@ -191,6 +199,28 @@ impl Shared {
         (!calls.is_empty()).then_some(calls)
     }
 
+    /// Short calls to run between two stages, if any wait: at most `left` tokens, and `left` is reduced by them.
+    fn short_calls(&self, left: &mut usize) -> Option<Vec<Call>> {
+        if *left == 0 || self.waiting.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let (mut calls, mut tokens) = (Vec::new(), 0);
+        let mut queue = self.lock();
+        let mut index = 0;
+        while let Some(call) = queue.calls.get(index) {
+            let with_call = tokens + call.tokens();
+            if call.tokens() > MAX_SHORT_TOKENS || with_call > RUN_TOKENS.min(*left) {
+                index += 1;
+                continue;
+            }
+            tokens = with_call;
+            calls.extend(queue.calls.remove(index));
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        *left -= tokens;
+        (!calls.is_empty()).then_some(calls)
+    }
+
     /// Runs calls together and returns their outputs.
     fn lead(&self, mut calls: Vec<Call>, scratch: &mut Scratch) {
         for call in calls.extract_if(.., |call| !call.is_wanted()) {
@@ -203,7 +233,8 @@ impl Shared {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
         let idle = self.lock().idle;
-        let threads = match calls.iter().map(Call::tokens).sum::<usize>() {
+        let tokens: usize = calls.iter().map(Call::tokens).sum();
+        let threads = match tokens {
             ..MIN_SHARED_TOKENS => NonZeroUsize::MIN,
             _ => NonZeroUsize::MIN.saturating_add(idle),
         };
@@ -219,9 +250,14 @@ impl Shared {
             self.lock().teams.push(Arc::clone(&team));
             self.changed.notify_all();
         }
-        self.take_part(&team, scratch, || {
+        let is_long = calls.iter().any(|call| call.tokens() >= RUN_TOKENS);
+        let mut left = if is_long { tokens } else { 0 };
+        self.take_part(&team, scratch, |scratch| {
             if !calls.iter().any(Call::is_wanted) {
                 team.has_stopped.store(true, Ordering::Relaxed);
+            }
+            if let Some(short) = self.short_calls(&mut left) {
+                self.lead(short, scratch);
             }
             false
         });
@@ -244,8 +280,9 @@ impl Shared {
     }
 
     /// Executes a run's tasks until none is left, it has stopped, or `leaves` returns `true` between two stages.
-    fn take_part(&self, team: &Team, scratch: &mut Scratch, leaves: impl Fn() -> bool) {
-        for (progress, stage) in team.stages.iter().zip(&self.model.program.stages) {
+    fn take_part(&self, team: &Team, scratch: &mut Scratch, mut leaves: impl FnMut(&mut Scratch) -> bool) {
+        let last = team.stages.len().saturating_sub(1);
+        for (index, (progress, stage)) in team.stages.iter().zip(&self.model.program.stages).enumerate() {
             loop {
                 let task = progress.next.fetch_add(1, Ordering::Relaxed);
                 if task >= progress.tasks {
@@ -264,7 +301,7 @@ impl Shared {
                 spins += 1;
                 if spins < SPINS { hint::spin_loop() } else { thread::yield_now() }
             }
-            if leaves() || team.has_stopped.load(Ordering::Relaxed) {
+            if index < last && leaves(scratch) || team.has_stopped.load(Ordering::Relaxed) {
                 return;
             }
         }
@@ -275,5 +312,80 @@ impl Shared {
         if let Some(team) = Arc::into_inner(team) {
             self.memory.lock().unwrap_or_else(PoisonError::into_inner).push(team.run.into_values());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kivu_engine::{
+        program::{Index, Limits, Per, Program, RowOperation, RowStage, Stage, Table, Value},
+        run::Token,
+    };
+
+    use super::*;
+
+    const WIDTH: usize = 16;
+
+    /// A model with two stages, which return each token's table row.
+    fn model() -> NativeModel {
+        let table: Vec<f32> = (0..WIDTH).map(|value| value as f32).collect();
+        let stage = |out| {
+            let table = Table::Fp32(table.clone().into());
+            let lookup = RowOperation::Lookup { table, index: Index::Id, out };
+            Stage::Rows(RowStage {
+                per: Per::Token,
+                loads: Vec::new(),
+                operations: vec![lookup],
+                stores: vec![out],
+            })
+        };
+        NativeModel::of(Program {
+            values: (0..2).map(|slot| Value { per: Per::Token, width: WIDTH, slot }).collect(),
+            rotaries: Vec::new(),
+            slots: 2,
+            stages: vec![stage(0), stage(1)],
+            outputs: vec![1],
+            limits: Limits { ids: 1, types: 1, positions: 1, length: 512 },
+            padding: None,
+        })
+    }
+
+    fn add(shared: &Shared, tokens: usize) -> oneshot::Receiver<Result<Outputs>> {
+        let token = Token { id: 0, type_id: 0, position: 0 };
+        let texts = vec![Text { tokens: vec![token; tokens], attended: tokens }];
+        let (outputs, received) = oneshot::channel();
+        let deadline = Deadline::within(Duration::from_secs(3600));
+        shared.lock().calls.push_back(Call { texts, deadline, outputs });
+        shared.waiting.fetch_add(1, Ordering::Relaxed);
+        received
+    }
+
+    /// Leads the next run; whether each call has its outputs then.
+    fn led<const N: usize>(shared: &Shared, calls: [usize; N]) -> [bool; N] {
+        let mut received = calls.map(|tokens| add(shared, tokens));
+        let next = shared.next_calls(&mut shared.lock()).unwrap();
+        shared.lead(next, &mut Scratch::default());
+        let done = std::array::from_fn(|call| match received[call].try_recv() {
+            Ok(outputs) => outputs.unwrap()[0][0].len() == calls[call] * WIDTH,
+            Err(_) => false,
+        });
+        shared.lock().calls.clear();
+        shared.waiting.store(0, Ordering::Relaxed);
+        done
+    }
+
+    #[test]
+    fn short_calls_overtake_long_runs_within_bounds() {
+        let shared = Shared::new(model());
+        let short = MAX_SHORT_TOKENS;
+        assert_eq!(led(&shared, [RUN_TOKENS, 5]), [true, true]);
+        // Neither another long call, nor a call that is not short, nor beside a short run.
+        assert_eq!(led(&shared, [400, 400, short + 1, short]), [true, false, false, true]);
+        assert_eq!(led(&shared, [100, 100, 5]), [true, false, false]);
+        // As many tokens as the run has.
+        let calls = [RUN_TOKENS, short, short, short, short, 1];
+        assert_eq!(led(&shared, calls), [true, true, true, true, true, false]);
     }
 }
