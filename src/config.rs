@@ -222,7 +222,7 @@ fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>)
         "." | "?" => format!("invalid configuration in `{}` or in variables `{PREFIX}_…`", path.display()),
         _ => format!("invalid `{key}` in `{}` or in the variable `{PREFIX}_{variable}`", path.display()),
     };
-    // The key is in the place already.
+    // `place` contains the key already.
     let expected = error.inner().to_string();
     Error::config(format!("{place}: {}", expected.split(" for key `").next().unwrap_or_default()))
 }
@@ -310,7 +310,7 @@ mod tests {
         insta::assert_snapshot!(refused("KIVU_ENGINE", "gpu"), @"`KIVU_ENGINE`: expected `auto`, `native`, `onnx`, but found `gpu`");
         insta::assert_snapshot!(refused("KIVU_AUTH__MODE", "key"), @"`KIVU_AUTH__MODE`: expected `keys`, `iam`, `jwt`, `none`, but found `key`");
         insta::assert_snapshot!(refused("KIVU_FLEET__POLICY", "remote"), @"`KIVU_FLEET__POLICY`: expected `local`, `fleet`, `auto`, but found `remote`");
-        // Every key that is not a text.
+        // All keys whose values are not strings.
         let keys = [
             "LISTEN",
             "MAP_WEIGHTS",

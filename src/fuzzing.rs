@@ -1,7 +1,7 @@
 //! Parsers for external input, by name, for fuzzing. Not part of the API.
 //!
-//! A reader returns for any input: it neither panics nor fails an assertion, and takes at most
-//! [`MAX_FACTOR`] times its input's memory plus [`MAX_EXTRA_BYTES`]. The fuzzer searches for inputs that
+//! A reader must return for any input, without panics or failed assertions, and take at most [`MAX_FACTOR`] times its
+//! input's size plus [`MAX_EXTRA_BYTES`] in memory. The fuzzer searches for inputs that
 //! violate this; tests replay its findings.
 //!
 //! Readers call private functions, so they are modules in the layers whose parsers they call.

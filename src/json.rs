@@ -1,11 +1,11 @@
 //! Estimates the memory that JSON takes once it is parsed.
 //!
-//! As a value tree, an object with one field takes a hundred times its own text, so that a body within the size limit
-//! could exhaust the machine's memory.
+//! As a value tree, an object with one field takes a hundred times the memory of its text, so a body within the size
+//! limit could exhaust the machine's memory.
 
 use serde_json::Value;
 
-/// Limit: a multiple of the text size plus a constant. Real requests are far below.
+/// Limit: a multiple of the text size plus a constant. Real requests stay far below it.
 const MAX_FACTOR: usize = 6;
 const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
 /// Value size in a list that has grown, and the additional size of an object with one field. While a list is

@@ -1,6 +1,6 @@
 //! Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 //!
-//! `docs/design.md` has the layers and their dependencies.
+//! `docs/design.md` describes the layers and their dependencies.
 
 pub mod api;
 pub mod aws;

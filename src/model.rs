@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// The time limit for a description from the fleet at startup. Without one, the first request fetches it.
+/// Timeout for the fleet's model description at startup; if it expires, the first request fetches the description.
 const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A model that serves requests.
@@ -201,7 +201,7 @@ fn bundles(model: &ModelConfig, store: &Store) -> Result<Vec<Bundle>> {
     let mut folders = folders_with_manifest(&model.path)?;
     folders.sort();
     if folders.is_empty() {
-        // For its error, which suggests what to do.
+        // Fails, with an error that suggests what to do.
         return Ok(vec![Bundle::open(&model.path)?]);
     }
     if model.name.is_some() && folders.len() > 1 {

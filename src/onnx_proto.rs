@@ -220,13 +220,13 @@ pub struct DimensionProto {
     pub value: Option<Dimension>,
 }
 
-/// An axis length: a number, or a name for any.
+/// An axis length: a number, or a name if any length is allowed.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Dimension {
     /// A fixed length.
     #[prost(int64, tag = "1")]
     DimValue(i64),
-    /// Any length, the same wherever the name occurs.
+    /// Any length; axes with the same name are equally long.
     #[prost(string, tag = "2")]
     DimParam(String),
 }

@@ -112,7 +112,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Creates a tensor with `shape`; an error for another element count.
+    /// Creates a tensor with `shape`; fails if the element count differs.
     pub fn new(shape: Vec<usize>, elements: Elements) -> Result<Self> {
         let expected = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         if expected != Some(elements.len()) {

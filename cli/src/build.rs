@@ -98,7 +98,8 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     };
     let out = arguments.out.or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
     let out = out.unwrap_or_default();
-    // Under its own name, the bundle belongs to the source, until the source changes.
+    // A bundle under its default name is found by `kivu serve SOURCE` until the source changes, so its id is
+    // recorded.
     let is_default = default.is_some() && arguments.name.is_none();
     let id = if is_default { path_id(source).ok() } else { None };
     let request = Request {

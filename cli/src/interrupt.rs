@@ -25,7 +25,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over. Must be called inside a runtime.
+    /// Installs the handlers. Must be called inside a Tokio runtime.
     pub(super) fn new() -> Result<Self> {
         let listen = |kind| signal(kind).map_err(Error::io("cannot wait for signals"));
         let kind = SignalKind::hangup();
@@ -59,10 +59,10 @@ fn is_ignored(kind: SignalKind) -> bool {
     mask & (1 << (kind.as_raw_value() - 1)) != 0
 }
 
-/// How work ended.
+/// Outcome of interruptible work.
 pub(super) enum Ended<T> {
     Done(T),
-    /// A signal came first. The exit code for it.
+    /// A signal arrived first; contains its exit code.
     Signalled(ExitCode),
 }
 
@@ -89,7 +89,7 @@ pub(super) fn interruptible<T: Send + 'static>(
     })
 }
 
-/// Runs `work` on another thread until it is done, or until a signal arrives. The thread continues then.
+/// Runs `work` on another thread until it is done or a signal arrives. A signal does not stop the thread.
 pub(super) async fn until_signal<T: Send + 'static>(
     signals: &mut Signals,
     work: impl FnOnce() -> Result<T> + Send + 'static,

@@ -26,7 +26,7 @@ pub(super) enum Location {
 }
 
 impl Location {
-    /// Resolves a name in this order: an S3 URL, a path, a bundle built without `--out` that complies with the options,
+    /// Resolves a name in this order: an S3 URL, a path, a bundle built without `--out` that matches the options,
     /// a built-in recipe, a hub repository.
     pub(super) fn of(named: &Path, options: Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
@@ -142,7 +142,7 @@ pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a single word that names nothing. Errors about paths come from their readers.
+/// Refuses a single word that is not a known name. Errors about paths are reported when the path is read.
 fn require(path: PathBuf) -> Result<PathBuf> {
     let is_word =
         path.components().count() == 1 && !path.is_absolute() && path.to_str().is_some_and(is_plain);
@@ -152,7 +152,7 @@ fn require(path: PathBuf) -> Result<PathBuf> {
     Err(unknown("a bundle", &path, "`kivu models` lists the models on this machine"))
 }
 
-/// Error for a name that is neither `expected` nor a recipe's or a repository's.
+/// Error for a name that is not `expected`, a recipe or a hub repository.
 pub(super) fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
     Error::config(format!(

@@ -51,7 +51,7 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// Python version for the downloaded wheel. The library is the same in all of them.
+/// Python version for the downloaded wheel. The wheels for all versions contain the same library.
 const PYTHON: &str = "3.11";
 
 impl Library {
@@ -66,7 +66,7 @@ impl Library {
         })
     }
 
-    /// Refuses a file with other contents.
+    /// Refuses a file with a different SHA-256.
     pub(super) fn verify(&self, path: &Path) -> Result<()> {
         let found = sha256_of(path)?;
         if found == self.sha256 {

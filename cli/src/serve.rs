@@ -97,7 +97,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if let Some(port) = arguments.port {
         config.listen.set_port(port);
     }
-    // Blocking tasks tokenize, which needs a CPU each; none waits for input or output.
+    // Blocking tasks only tokenize, so one thread per CPU is enough; none waits for I/O.
     let runtime = Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(config.threads().get())
@@ -167,7 +167,7 @@ async fn upkeep(prometheus: Prometheus) {
     }
 }
 
-/// Waits until a mapped weight file is written to; the file's path.
+/// Waits until a mapped weight file is modified; returns its path.
 async fn changed(files: &[Arc<MappedFiles>]) -> &Path {
     let mut interval = tokio::time::interval(FILE_CHECK);
     loop {

@@ -14,7 +14,7 @@ use kivu::{
 };
 use kivu_compiler::Progress as BuildProgress;
 
-/// Writes a line to standard output. A closed pipe, as `head` leaves it, is not an error.
+/// Writes a line to standard output. A closed pipe, as after `| head`, is not an error.
 pub(super) fn print(line: &str) -> Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -66,7 +66,6 @@ impl Progress {
         lock(&self.bar).as_ref().map(update);
     }
 
-    /// Removes the bar.
     pub(super) fn clear(&self) {
         self.update(ProgressBar::finish_and_clear);
     }

@@ -72,31 +72,30 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
-/// A model that was read, with what its bundles in all precisions share.
+/// An opened model, and the data that its bundles share across precisions.
 struct Model<'a> {
     build: Build<'a>,
     source: Source<'a>,
     runtime: Runtime,
     task: Task,
     other_tasks: Vec<Task>,
-    /// The head that is left out.
+    /// Note on the head that is left out.
     head: Option<String>,
     warnings: Vec<String>,
     /// Written and measured once, for all quantized bundles.
     reference: Option<Reference>,
 }
 
-/// The fp32 form of a model.
+/// A model's fp32 graphs, the reference for quality measurement.
 struct Reference {
     graphs: WrittenGraphs,
-    /// Of an encoder, once they are measured.
+    /// Encoders only; `None` until they are measured.
     answers: Option<Answers>,
 }
 
-/// Graphs in a folder.
 struct WrittenGraphs {
     folder: PathBuf,
-    /// The size of the graphs and their weights.
+    /// Graph and weight file size.
     bytes: u64,
     signatures: Vec<(&'static str, Signature)>,
 }
@@ -110,7 +109,7 @@ impl WrittenGraphs {
     }
 }
 
-/// The quality and cost of a bundle, and the vectors that its manifest describes.
+/// A bundle's quality and cost, and the vector settings for its manifest.
 #[derive(Default)]
 struct Measured {
     qualities: Vec<Quality>,
@@ -194,7 +193,7 @@ impl<'a> Model<'a> {
         write(precision, &format!("bundle-{precision}"))
     }
 
-    /// Writes the files of a bundle that do not depend on its precision. Returns its tokenizer, as it is served.
+    /// Writes a bundle's precision-independent files. Returns the tokenizer as served.
     fn write_files(&self, folder: &Path) -> Result<Tokenizer> {
         let Source { tokenizer, files, .. } = &self.source;
         files::write(&folder.join(TOKENIZER), tokenizer)?;
@@ -210,7 +209,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Measures an encoder as it is served, and writes the ranges of its vectors.
+    /// Measures an encoder through its serving pipeline, and writes its vector ranges.
     fn measure_encoder(
         &mut self,
         settings: &EncoderSettings,
@@ -247,7 +246,7 @@ impl<'a> Model<'a> {
         Ok(measured)
     }
 
-    /// Measures a model that generates texts.
+    /// Measures a text generator.
     fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
         let Some(Reference { graphs: reference, .. }) = &self.reference else {
             quality::seq2seq::check(self.runtime, &graphs.folder, settings)?;
@@ -259,7 +258,6 @@ impl<'a> Model<'a> {
         Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })
     }
 
-    /// The form of the weights in a precision.
     fn form(&self, precision: Precision) -> WeightForm {
         let source = &self.source;
         let kind = match source.settings {
@@ -271,7 +269,7 @@ impl<'a> Model<'a> {
         WeightForm::new(precision, source.engine, kind)
     }
 
-    /// The manifest of a bundle, without its files.
+    /// The bundle's manifest, without its file list.
     fn manifest(
         &self,
         precision: Precision,

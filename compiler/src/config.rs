@@ -55,7 +55,7 @@ impl ConfigFile {
         Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
     }
 
-    /// Reads the file called `name` in `folder`; without fields if it does not exist.
+    /// Reads the file called `name` in `folder`; an empty object if it does not exist.
     pub(super) fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
         Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
     }

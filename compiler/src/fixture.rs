@@ -1,4 +1,4 @@
-//! Files of fixtures, for tests.
+//! Test fixtures.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::files;
 
-/// The `tokenizer.json` of a small BERT.
+/// A small BERT's `tokenizer.json`.
 pub(crate) fn tokenizer() -> Map<String, Value> {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert/tokenizer.json");

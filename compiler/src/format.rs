@@ -1,4 +1,4 @@
-//! The format of a model's files, and the reader of each format.
+//! Detects a model's file format, and opens it with the format's reader.
 
 use std::path::Path;
 

@@ -153,8 +153,8 @@ pub(super) fn quantized_linear(
     graph.node("Add", &[&product, &base], vec![])
 }
 
-/// As [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel, block
-/// and output. `shape` is the number of blocks, inputs per block, and outputs.
+/// Like [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel,
+/// block and output. `shape` is the number of blocks, inputs per block, and outputs.
 ///
 /// Products are computed in fp32: ONNX Runtime is several times slower with integer products in many small blocks.
 pub(super) fn quantized_linear_in_blocks(

@@ -94,7 +94,7 @@ fn build_from(
     let mut plan = plan::plan(request, progress)?;
     if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {
         plan.from.clone_from(origin);
-        // Requests may name the repository.
+        // The repository's name is an alias in requests.
         plan.aliases.extend(origin.split('@').next().map(str::to_owned));
         plan.adapter.clone_from(adapter);
         plan.encoder.clone_from(encoder);

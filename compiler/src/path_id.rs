@@ -82,7 +82,7 @@ mod tests {
             let before = path_id(&model).unwrap();
             assert_eq!(path_id(&model).unwrap(), before);
             let time = fs::metadata(&path).unwrap().modified().unwrap();
-            // Until the file system's clock has moved on.
+            // Repeats until the file system's clock has advanced.
             while path_id(&model).unwrap() == before {
                 fs::write(&path, "two").unwrap();
                 File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();

@@ -117,7 +117,7 @@ impl Plan {
     }
 }
 
-/// Loads ONNX Runtime, or downloads it first. Builds call it when they need it: an unusable source is refused before.
+/// Loads ONNX Runtime, or downloads it first. Called only once the source is known to be usable.
 pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
 
 /// A plan and its build resources.
@@ -226,7 +226,7 @@ mod tests {
             let refusal = planned(folder.path(), adapter).err().unwrap().to_string();
             assert!(refusal.contains("found both"), "{refusal}");
         }
-        // The folder is named as both.
+        // The same folder as model and adapter.
         assert!(planned(folder.path(), Some(folder.path())).is_ok());
     }
 

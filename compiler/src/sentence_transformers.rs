@@ -30,7 +30,7 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 const LENGTH: &str = "max_seq_length";
 /// Families that compute longer texts than their files declare.
 const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
-/// Number of leading values that vectors have.
+/// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
 const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.

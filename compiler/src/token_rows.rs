@@ -51,7 +51,7 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
 }
 
 /// Refuses a tokenizer that gives tokens types without a row in a table with `rows` rows: in texts, or in pairs if the
-/// model reads them. A model without a table reads none.
+/// model reads them. A model without a table has no token types.
 pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
     let pair =
@@ -122,7 +122,7 @@ mod tests {
         let tokenizer = Tokenizer::from_json(&json).unwrap();
         assert_eq!(tokenizer.id("<image>"), None);
         assert_eq!(tokenizer.vocabulary_size(), rows);
-        // Special tokens around texts cannot be.
+        // Special tokens around texts cannot be removed.
         let refusal = within_vocabulary(json, 1).unwrap_err().to_string();
         assert!(refusal.contains("expected tokens with ids below 1"), "{refusal}");
     }

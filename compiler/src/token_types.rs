@@ -53,7 +53,7 @@ const WITHOUT_TYPES: [&str; 39] = [
 const MODELS_WITHOUT_TYPES: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
 
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
-/// the class. Without, all tokens have type 0.
+/// the class. Without token types, all tokens have type 0.
 pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
     if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
         return Ok(names.iter().any(|name| name == "token_type_ids"));

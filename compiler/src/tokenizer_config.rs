@@ -19,7 +19,7 @@ use kivu::{
 pub(super) const NAME: &str = "tokenizer_config.json";
 /// Classes with settings that replace a `BertNormalizer`'s.
 const BERT: [&str; 4] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", MPNET];
-/// It leaves Chinese characters to the file.
+/// Ignores `tokenize_chinese_chars`, unlike the others in [`BERT`].
 const MPNET: &str = "MPNetTokenizer";
 /// Classes with settings that replace the byte-pair settings.
 const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
@@ -185,7 +185,7 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
 /// tokenizer lacks, with ids beyond the model's table.
 fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
     let mut sources = vec![config.clone()];
-    // Files with a full token list do not read it.
+    // `special_tokens_map.json` is ignored if the config has a full token list.
     if !config.fields().contains_key("added_tokens_decoder") {
         sources.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
     }

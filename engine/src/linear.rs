@@ -46,7 +46,7 @@ pub(crate) fn linear<K: Kernel>(
     let Tile { sums, totals } = &mut Tile::default();
     // All rows in a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
     for first in panels.clone().step_by(2) {
-        // The last panel may be without another.
+        // The last panel has no partner if their number is odd.
         let pair = [first, (first + 1).min(panels.end - 1)];
         let halves = 1 + pair[1] - first;
         let tiles = scratch.ranges.chunks(MAX_ROWS * blocks);
@@ -270,7 +270,7 @@ mod tests {
                         }
                         step = step.max(range);
                     }
-                    // At most one value may be rounded to the other side.
+                    // Allows for one value that is rounded in the other direction.
                     assert!(
                         (found - expected).abs() < 0.05 + step * 128.0 * 0.07,
                         "{instructions}: {found}, {expected}"

@@ -1,4 +1,4 @@
-//! The function behind API Gateway, with the router of `kivu serve`.
+//! The Lambda function behind API Gateway, with the same router as `kivu serve`.
 
 use std::{
     convert::Infallible,
@@ -26,14 +26,14 @@ use lambda_http::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-/// Time to send a response that is ready just before the function's deadline.
+/// Time reserved for sending a response before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
 /// Lambda restarts an on-demand environment that is not ready after 10 s. Models with longer load times keep loading
 /// while the first requests wait.
 const START_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Environments of provisioned concurrency and Managed Instances have minutes to start.
+/// Environments for provisioned concurrency and Managed Instances have minutes to start.
 const PROVISIONED_START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
@@ -68,7 +68,7 @@ fn start_timeout() -> Duration {
     }
 }
 
-/// Answers a request, and logs the metrics that were recorded meanwhile.
+/// Answers a request and writes the recorded metrics to the log.
 async fn answer(
     router: Arc<LazyRouter>,
     metrics: Embedded,
@@ -84,15 +84,15 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
-    // An error is logged, the keys are read again with the next request, and that request fails.
+    // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 
-/// An event of API Gateway without host and scheme, and with an encoded query. `lambda_http` builds a URL from them and
-/// panics if it is invalid, and clients can choose them.
+/// An API Gateway event without host and scheme, and with an encoded query: `lambda_http` builds a URL from these,
+/// which clients can choose, and panics if it is invalid.
 struct Event(LambdaRequest);
 
 impl<'de> Deserialize<'de> for Event {
@@ -115,7 +115,7 @@ impl<'de> Deserialize<'de> for Event {
     }
 }
 
-/// A query in which characters that a URL cannot have are percent-encoded.
+/// Percent-encodes the characters in a query that are invalid in a URL.
 fn encoded(query: &str) -> String {
     let mut encoded = String::with_capacity(query.len());
     for byte in query.bytes() {

@@ -1,4 +1,4 @@
-//! The function for files: processes the files that S3 events and state machines name.
+//! The Lambda function for batch jobs: processes the files named by S3 events and state machines.
 
 use std::{
     sync::Arc,
@@ -41,14 +41,14 @@ fn load() -> kivu::Result<Handler> {
     Handler::new(Model::open_all(&config)?, &config)
 }
 
-/// The moment at which Lambda ends the function, if `ms` is plausible.
+/// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.
 fn deadline(ms: u64) -> Option<Instant> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = Duration::from_millis(ms).checked_sub(now)?;
     (left < MAX_TIME_LEFT).then(|| Instant::now() + left)
 }
 
-/// The error with a name that a state machine's `Retry` and `Catch` match.
+/// Converts an error, with a type name for a state machine's `Retry` and `Catch`.
 fn diagnostic(error: &kivu::Error) -> Diagnostic {
     tracing::error!(error = error.chain(), "cannot process the event");
     let name = match error {

@@ -7,10 +7,10 @@ use tokio::{sync::OnceCell, time::timeout};
 
 use super::http;
 
-/// How long the delivery of a message or an event may take.
+/// Timeout for delivering a message or an event.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client that is created on first use, with account, region and endpoints from the environment.
+/// A client that is created on first use, with credentials, region and endpoints from the environment.
 #[derive(Debug)]
 pub(super) struct LazyClient<C>(OnceCell<C>);
 

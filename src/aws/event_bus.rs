@@ -1,4 +1,4 @@
-//! Events to Amazon EventBridge in a build with the feature `s3`.
+//! Sends events to Amazon EventBridge, in builds with the feature `s3`.
 
 use std::io;
 
@@ -34,7 +34,7 @@ impl EventBus {
             .build();
         let sent = async { self.client.get(Client::new).await.put_events().entries(entry).send().await };
         let response = deliver(sent).await.map_err(failed())?;
-        // The response is successful even if an event is refused.
+        // EventBridge returns success even if it refuses an event.
         match response.entries().first().and_then(|entry| entry.error_code()) {
             Some(code) => Err(failed()(io::Error::other(code))),
             None => Ok(()),

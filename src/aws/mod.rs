@@ -1,5 +1,4 @@
-//! Secrets in AWS Secrets Manager, request counts in Amazon DynamoDB, messages to Amazon SQS, and events
-//! to Amazon EventBridge.
+//! AWS clients: secrets in Secrets Manager, request counts in DynamoDB, messages to SQS, and events to EventBridge.
 
 #[cfg(feature = "s3")]
 mod client;

@@ -1,4 +1,4 @@
-//! Messages to Amazon SQS in a build with the feature `s3`.
+//! Sends messages to Amazon SQS, in builds with the feature `s3`.
 
 use std::io;
 
@@ -23,7 +23,7 @@ impl Queue {
         Ok(Self { url: url.to_owned(), client: LazyClient::new() })
     }
 
-    /// Sends a message with an attribute, a text.
+    /// Sends a message with one string attribute.
     pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
         let failed = || Error::io(format!("cannot send a message to `{}`", self.url));
         let attribute = MessageAttributeValue::builder().data_type("String").string_value(value).build();

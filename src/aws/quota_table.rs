@@ -1,4 +1,4 @@
-//! Request counts in builds with the feature `s3`.
+//! Request counts in DynamoDB, in builds with the feature `s3`.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use tokio::time::timeout;
 use super::{Claim, client::LazyClient};
 use crate::error::{Error, Result};
 
-/// How long a request waits for the table.
+/// Timeout for table requests.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Items are deleted this long after their day begins.
+/// Time after which an item expires, from the start of its day.
 const KEPT: Duration = Duration::from_hours(72);
 const DAY: Duration = Duration::from_hours(24);
 

@@ -1,4 +1,4 @@
-//! Secrets in a build with the feature `s3`.
+//! Reads secrets, in builds with the feature `s3`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::client::LazyClient;
 use crate::error::{Error, Result};
 
-/// Version labels: rotation moves the second one to the value that it replaces.
+/// Version labels: rotation moves `AWSPREVIOUS` to the value that it replaces.
 const CURRENT: &str = "AWSCURRENT";
 const PREVIOUS: &str = "AWSPREVIOUS";
 
@@ -50,7 +50,7 @@ impl Secret {
         })
     }
 
-    /// The value with this label, or nothing if there is no previous value.
+    /// Fetches the value with this label; `None` if there is no previous value.
     async fn fetch(&self, stage: &str) -> Result<Option<String>> {
         let client = self.client.get(Client::new).await;
         let response = match client.get_secret_value().secret_id(&self.name).version_stage(stage).send().await

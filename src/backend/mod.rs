@@ -47,8 +47,8 @@ pub enum Engine {
 /// # Contract
 /// - `inputs` are in [`Signature::inputs`] order and have equal row counts.
 /// - Outputs are in [`Signature::outputs`] order, with their rows in input order.
-/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work whose caller has
-///   gone does not start.
+/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work does not start once its caller has
+///   cancelled it.
 /// - A failed batch does not affect other batches.
 #[async_trait]
 pub trait Backend: Debug + Send + Sync {
@@ -73,7 +73,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 }
 
-/// A model on servers, as they describe it.
+/// A model on a fleet, with the servers' description.
 pub trait RemoteBackend: Backend {
     /// The servers' description.
     fn interface(&self) -> &Interface;
@@ -85,7 +85,7 @@ pub trait RemoteBackend: Backend {
     fn with_parameter(&self, name: &str, text: String) -> Arc<dyn RemoteBackend>;
 }
 
-/// A description by servers.
+/// A model's interface, as described by the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// The inputs and outputs.

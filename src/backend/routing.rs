@@ -46,12 +46,12 @@ struct Assumed {
 }
 
 impl Assumed {
-    /// A small encoder on one CPU, and on a GPU behind a network: the fleet is sooner from some 200 tokens.
+    /// A small encoder on one CPU, and on a GPU behind a network: the fleet is faster above about 200 tokens.
     const ENCODER: Self = Self {
         local: (Duration::from_millis(1), Duration::from_micros(50)),
         remote: (Duration::from_millis(10), Duration::from_micros(5)),
     };
-    /// A model that generates about one token per input token: the fleet is sooner from some ten tokens.
+    /// A model that generates about one token per input token: the fleet is faster above about ten tokens.
     const SEQ2SEQ: Self = Self {
         local: (Duration::from_millis(5), Duration::from_millis(5)),
         remote: (Duration::from_millis(50), Duration::from_micros(500)),

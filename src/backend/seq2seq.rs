@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Runs an encoder, and lends its decoder to a function.
 ///
 /// # Contract
-/// - A call whose deadline has passed, or whose caller has gone, does not start.
+/// - A call that was cancelled, or whose deadline has passed, does not start.
 /// - A call that fails does not affect other calls.
 #[async_trait]
 pub trait Seq2SeqBackend: Debug + Send + Sync {

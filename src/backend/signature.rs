@@ -1,4 +1,4 @@
-//! Signatures of ONNX graphs.
+//! Reads signatures from ONNX graphs.
 
 use super::{Signature, TensorSpec};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Signature {
-    /// The signature that a graph declares, as ONNX Runtime reports it for a graph whose outputs have shapes.
+    /// The signature that a graph declares; equals ONNX Runtime's if the graph's outputs have shapes.
     pub fn declared(graph: &GraphProto) -> Result<Self> {
         // Old files also list their constants as inputs.
         let is_constant = |name: &str| graph.initializer.iter().any(|tensor| tensor.name == name);

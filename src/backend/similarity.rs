@@ -1,3 +1,3 @@
-//! Products of multi-vectors, with the kernels of the engine.
+//! Maximum products between multi-vectors, computed with the engine's kernels.
 
 pub use kivu_engine::similarity::Query;

@@ -58,7 +58,7 @@ impl Columns {
 }
 
 impl FromIterator<Column> for Columns {
-    /// Of at most three columns.
+    /// Takes at most three columns.
     fn from_iter<I: IntoIterator<Item = Column>>(columns: I) -> Self {
         let mut list = [("", CellType::Json); Self::MAX];
         let places = list.iter_mut().zip(columns);
@@ -67,13 +67,12 @@ impl FromIterator<Column> for Columns {
     }
 }
 
-/// The columns of a label and its score.
+/// Columns for a label and its score.
 pub(super) const LABEL: Columns = Columns {
     list: [("label", CellType::Text), ("score", CellType::Number), ("", CellType::Json)],
     count: 2,
 };
 
-/// The column of a score.
 pub(super) const SCORE: Columns =
     Columns { list: [("score", CellType::Number), ("", CellType::Json), ("", CellType::Json)], count: 1 };
 
@@ -99,7 +98,7 @@ pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
     (0..columns.len()).map(move |place| columns[place].0).chain([ERROR_COLUMN])
 }
 
-/// The answer to a row, or the reason why it has none.
+/// A row's answer, or the reason for its failure.
 pub(super) type RowResult = Result<Answer, RowError>;
 
 /// A single row's error.

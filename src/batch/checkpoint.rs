@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Stores an output and its checkpoint. A claimed job belongs to one process.
+/// Stores an output and its checkpoint. Only one process can claim a job.
 pub(super) trait Storage: Send {
     /// Prepares the storage for the first part; returns whether the state changed.
     fn begin(&self, state: &mut State) -> Result<bool>;

@@ -1,5 +1,5 @@
-//! Damaged inputs: a flipped bit must be an error or change nothing where the format has checksums, and never looks like
-//! an error that may disappear.
+//! Damaged inputs: in a format with checksums, a flipped bit must cause an error or change nothing, and the error
+//! must be permanent.
 
 use std::{env, fmt, fs, io::Write, path::Path};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// The flips per file; the environment variable `FLIPS` is another number.
+/// Default number of flipped bits per file; the environment variable `FLIPS` overrides it.
 const FLIPS: u64 = 100;
 
 /// Outcomes of reading damaged files.

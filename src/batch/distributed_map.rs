@@ -169,7 +169,7 @@ impl Plan {
         Shape { compression: Compression::None, ..self.shape.clone() }
     }
 
-    /// The part with these rows.
+    /// Predicts these rows and returns their part.
     async fn part(
         &self,
         rows: &[Row],
@@ -177,7 +177,7 @@ impl Plan {
     ) -> Result<(Progress, Vec<u8>)> {
         let writer = Writer {
             target: Target::Memory,
-            // Without the file's header.
+            // Parts have no header.
             pieces: Pieces::resumed(self.uncompressed(), Vec::new(), Vec::new()),
             progress: Progress::default(),
             notes: Vec::new(),
@@ -294,7 +294,7 @@ fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
         match claim()? {
             None => return Ok(None),
             Some(checkpoint) if checkpoint.state.upload.is_none() => return Ok(Some(checkpoint)),
-            // Joining takes seconds and starts again.
+            // Joining takes only seconds, so it is restarted, not resumed.
             Some(checkpoint) => checkpoint.abandon()?,
         }
     }

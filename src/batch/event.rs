@@ -37,12 +37,12 @@ pub(super) struct Message {
     /// SQS message id.
     pub(super) id: Option<String>,
     pub(super) body: Option<String>,
-    /// How far the run before this one got.
+    /// Progress of the previous run.
     pub(super) reached: Reached,
     pub(super) objects: Result<Vec<ObjectEvent>>,
 }
 
-/// How far a message is processed: finished objects, and rows in the next one.
+/// A message's progress: finished objects, and rows in the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Reached {
     pub(super) objects: u64,

@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(format_of("a.txt", header.as_bytes(), None).unwrap(), Format::Csv, "{header}");
         }
         assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
-        // A zstd block larger than the first bytes that other formats need.
+        // A zstd block that is larger than the bytes needed to detect other formats.
         let rows = (0..30_000_u64)
             .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let mut packer = Compression::Zstd.pack().unwrap();

@@ -55,7 +55,7 @@ const EVENT_FIELDS: [&str; 11] = [
 #[derive(Debug)]
 enum Outcome {
     Ended(Ended),
-    /// There was nothing to do, for this reason.
+    /// Nothing to do, for this reason.
     Skipped(&'static str),
 }
 
@@ -153,7 +153,7 @@ impl Handler {
         Ok(if is_queue { json!({ "batchItemFailures": failures }) } else { json!({ "status": "done" }) })
     }
 
-    /// Handles a message; an error if it has to be repeated.
+    /// Handles a message; returns an error if the queue must deliver it again.
     async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
         for (objects, object) in (0..).zip(message.objects?) {
             let rows = if until.is_some_and(|until| Instant::now() >= until) {
@@ -169,8 +169,8 @@ impl Handler {
         Ok(())
     }
 
-    /// Continues an unfinished message by another one with its body, since the queue counts how often it repeats a message;
-    /// an error if there is no queue, or no progress and so no body.
+    /// Continues an unfinished message by sending a new one with the same body, since the queue limits how often a
+    /// message is delivered. Fails if there is no queue, or if the job has made no progress (`body` is `None`).
     async fn continue_later(&self, url: &Url, body: Option<String>, reached: Reached) -> Result<()> {
         let (Some(queue), Some(body)) = (&self.queue, body) else { return Err(unfinished(url)) };
         queue.send(&body, Reached::ATTRIBUTE, &reached.to_string()).await?;
@@ -233,8 +233,8 @@ impl Handler {
         Ok(Outcome::Ended(ended))
     }
 
-    /// Sends the event at a job's end. A run that cannot send it fails, and the next run, which finds
-    /// the output, sends it.
+    /// Sends the event at a job's end. If sending fails, the run fails; the next run finds the output and sends the
+    /// event.
     async fn announce(&self, output: &Url) -> Result<()> {
         let Some(bus) = &self.event_bus else { return Ok(()) };
         let url = report_file::url_of(output);

@@ -48,9 +48,9 @@ pub struct Job {
     pub parameters: Parameters,
     /// Observes the progress.
     pub watcher: Arc<dyn Watcher>,
-    /// When to save and stop, to resume later.
+    /// Time at which the job is saved and stopped, to be resumed later.
     pub until: Option<Instant>,
-    /// The time between saves if less output than a part is written.
+    /// Maximum time between saves if the output grows by less than a part.
     pub interval: Duration,
     /// What to do with files from earlier runs, for local outputs.
     pub existing: Existing,
@@ -67,7 +67,7 @@ pub enum Ended {
     Unfinished(Progress),
 }
 
-/// A job before its first row.
+/// A job that is ready to read its first row.
 struct Ready {
     predictor: Predictor,
     input: OpenInput,
@@ -75,7 +75,7 @@ struct Ready {
     writer: Writer,
 }
 
-/// An input, before the checkpoint is read.
+/// An opened input, before the checkpoint is read.
 struct Opened {
     predictor: Predictor,
     input: OpenInput,

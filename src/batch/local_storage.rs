@@ -32,11 +32,11 @@ const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
 struct LocalStorage {
     output: OutputFile,
-    /// The output so far, locked; `None` after it got its name.
+    /// The output so far, locked; `None` after it is renamed.
     file: Option<Arc<File>>,
-    /// For the output so far; `None` while the appender has it, and after the output got its name.
+    /// Hash of the output so far; `None` while the appender has it, and after the output is renamed.
     hasher: Option<Hasher>,
-    /// Writes to the file, with the hasher.
+    /// Writes and hashes parts.
     appender: Option<Appender>,
 }
 
@@ -53,7 +53,7 @@ impl LocalStorage {
 impl Drop for LocalStorage {
     /// The thread would keep the file locked.
     fn drop(&mut self) {
-        // An error was returned before, or concerns parts that no checkpoint has.
+        // An error was returned earlier, or affects only parts after the last checkpoint.
         let _ = self.flush();
     }
 }
@@ -214,7 +214,7 @@ impl Storage for LocalStorage {
         }
         let OutputFile { checkpoint: path, next, .. } = &self.output;
         let written = self.output.create(next, &checkpoint).or_else(|error| match error.kind() {
-            // A process was killed before it renamed the file.
+            // Left by a process that was killed before it renamed the file.
             io::ErrorKind::AlreadyExists => {
                 fs::remove_file(next).and_then(|()| self.output.create(next, &checkpoint))
             }

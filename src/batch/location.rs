@@ -45,7 +45,7 @@ pub struct Existing {
 }
 
 impl JobOutput {
-    /// The stream that is written, unless the output is a regular file or an object.
+    /// The output stream; `None` if the output is a regular file or an object.
     pub(super) fn stream(&self) -> Option<OutputStream> {
         match self {
             Self::File(path) => OutputStream::of(path),

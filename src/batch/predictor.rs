@@ -1,4 +1,4 @@
-//! Running a model on texts. A text that fails does not affect the others.
+//! Runs a model on texts. A text that fails does not affect the others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ const MAX_WINDOWS: usize = 8192;
 /// For zero-shot classification, which runs the model once per row and label.
 const MAX_LABELS: usize = 100;
 
-/// A model with the parameters of a job.
+/// A model with a job's parameters.
 #[derive(Clone, Debug)]
 pub(super) enum Predictor {
     Embedding(Embedder),
@@ -73,7 +73,7 @@ impl Predictor {
             }
             Pipeline::TokenClassification(pipeline) => {
                 let parameters: TokenClassificationParameters = options.parameters()?;
-                // Those that are left out cost nothing.
+                // Labels that are left out have no cost, so their number is not limited.
                 Self::Entities(parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..scope })?)
             }
             Pipeline::ZeroShotEntities(pipeline) => {
@@ -281,7 +281,7 @@ fn count(answers: &mut Answers, usage: &Usage) {
     answers.truncated += usage.truncated.len() as u64;
 }
 
-/// Whether the text did not cause the error.
+/// Whether the error has another cause than the text.
 fn is_internal(error: &Error) -> bool {
     !matches!(error, Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. })
 }

@@ -1,4 +1,4 @@
-//! Reading, predicting and writing rows in parallel. A thread reads and a thread writes; a few chunks at a time are
+//! Reads, predicts and writes rows in parallel. A thread reads and a thread writes; a few chunks at a time are
 //! predicted in between, and stay in order.
 
 use std::{
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Chunks that are predicted at once, so that the model's threads are busy at a chunk's end.
+/// Chunks that are predicted concurrently, so that the model's threads stay busy at a chunk's end.
 const CHUNKS_AT_ONCE: usize = 3;
 
 pub(super) struct RowInput {

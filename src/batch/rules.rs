@@ -57,7 +57,7 @@ impl Rules {
         self.rule(url).is_ok()
     }
 
-    /// The output for an input.
+    /// Output URL for an input.
     pub(super) fn output(&self, url: &Url) -> Result<Url> {
         let rule = self.rule(url)?;
         let rest = &url.key[rule.input.len()..];
@@ -66,7 +66,7 @@ impl Rules {
         }
         let bucket = rule.bucket.clone().unwrap_or_else(|| url.bucket.clone());
         let output = Url { bucket, key: fit_key(&format!("{}{rest}", rule.output)) };
-        // A rule for another bucket may name this bucket.
+        // Another rule's output bucket may be this bucket.
         if output.bucket == url.bucket && self.is_input(&output) {
             return Err(Error::config(format!(
                 "expected an output outside of the input prefixes, but found `{output}`"
@@ -94,7 +94,7 @@ impl Rules {
         Ok((model.clone(), parameters))
     }
 
-    /// The first model and the rule's options, to report an input without a valid model or valid options.
+    /// The first model and the rule's options, for reporting an input whose own model or options are invalid.
     pub(super) fn fallback(&self, url: &Url) -> Result<(Option<&Model>, Parameters)> {
         Ok((self.models.first(), self.rule(url)?.parameters.clone()))
     }

@@ -169,7 +169,7 @@ impl Storage for S3Storage {
         false
     }
 
-    /// An upload that the checkpoint does not name would be repeated.
+    /// A part that no checkpoint lists would be uploaded again.
     fn min_interval(&self) -> Duration {
         Duration::ZERO
     }

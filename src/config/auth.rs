@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for AuthMode {
     }
 }
 
-/// A text that `Debug` hides.
+/// A secret string that `Debug` does not print.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);

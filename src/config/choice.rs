@@ -1,4 +1,4 @@
-//! Values whose own errors would not name what is expected.
+//! Deserializers for values whose default errors do not name the expected values.
 
 use std::net::SocketAddr;
 
@@ -34,7 +34,7 @@ pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
 /// The engine that runs local models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The one that the bundle was built for; for a build, `native` if it supports the model.
+    /// The engine that the bundle was built for; for a build, `native` if it supports the model.
     #[default]
     Auto,
     /// Kivu's own. Models that it does not support are refused.

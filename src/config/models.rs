@@ -107,7 +107,7 @@ impl ModelConfig {
 
 /// Deserializes models, each a path or a table.
 pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
-    /// An untagged enum would not say what is wrong with a table.
+    /// A visitor, since an untagged enum's error would not say what is wrong with a table.
     struct PathOrTable;
 
     impl<'de> Visitor<'de> for PathOrTable {

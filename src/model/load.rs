@@ -70,7 +70,7 @@ impl LoadedRoute {
 #[derive(Clone, Debug)]
 pub(super) struct Tokenizers {
     pub(super) source: Arc<Tokenizer>,
-    /// The same as `source`, unless the bundle has a target tokenizer.
+    /// Equals `source`, unless the bundle has a target tokenizer.
     pub(super) target: Arc<Tokenizer>,
     pub(super) shortlist: Option<Arc<Shortlist>>,
     /// Ranges for int8 vectors.
@@ -85,7 +85,7 @@ enum Local {
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
 }
 
-/// Loads a bundle. One in S3 is read into memory, unless there is a cache on disk.
+/// Loads a bundle. A bundle in S3 is read into memory, unless there is a cache on disk.
 ///
 /// One thread reads the tokenizers while another creates the session; then both hash the weights. Every hash is verified
 /// before this returns. A model that runs only on a fleet needs neither graphs nor weights.
@@ -103,7 +103,7 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
     })
 }
 
-/// Loads a bundle from where it is.
+/// Loads a bundle from its location.
 fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
     let Placement { policy, fleet, remote_name, .. } = placement;
     let fleet =
@@ -122,7 +122,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
             files: Arc::default(),
         });
     }
-    // Files that are read, and verified then; all others are mapped.
+    // Files that are verified while they are read; all others are mapped.
     let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
     let of_seq2seq =
         settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);

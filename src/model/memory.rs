@@ -6,7 +6,7 @@ use crate::config::resident_memory;
 pub(super) struct LongestText<'a> {
     pub(super) model: &'a str,
     pub(super) tokens: usize,
-    /// The memory that it takes while it is computed.
+    /// Memory that it takes while it runs.
     pub(super) bytes: u64,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn warn<'a>(longest: impl Iterator<Item = LongestText<'a>>, limit: Op
 
 /// Token count that fits into `free` bytes, if a text with `tokens` tokens takes more.
 fn fitting(free: u64, bytes: u64, tokens: usize) -> Option<u64> {
-    // The memory grows in proportion to the tokens, but for a small constant.
+    // Memory is proportional to the tokens, apart from a small constant.
     (bytes > free).then(|| (u128::from(free) * tokens as u128 / u128::from(bytes)) as u64)
 }
 

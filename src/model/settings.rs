@@ -65,7 +65,7 @@ impl ModelSettings {
         } = config;
         let Limits {
             truncate,
-            // Part of `max_tokens`.
+            // Included in `max_tokens`.
             tokens: _,
             texts: _,
             body_bytes: _,

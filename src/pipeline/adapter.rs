@@ -1,4 +1,4 @@
-//! Between encodings and an encoder's tensors, whatever their names, element types and shapes.
+//! Converts between encodings and an encoder's tensors, whatever their names, element types and shapes.
 
 use std::{borrow::Cow, sync::Arc};
 

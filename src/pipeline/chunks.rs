@@ -1,5 +1,5 @@
-//! Late chunking: the model reads a text as a whole, and each chunk gets a vector. It is pooled from the chunk's own
-//! tokens, which attend to all chunks.
+//! Late chunking: the model reads a text as a whole, and each chunk's vector is pooled from the chunk's own tokens,
+//! which attend to all chunks.
 
 use std::ops::Range;
 

@@ -20,7 +20,6 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// Output granularity that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Granularity {
     /// The output for each text, whatever its shape.
@@ -89,7 +88,7 @@ impl Encoder {
         self.executor.has_fleet()
     }
 
-    /// Fails if the fleet's model is of another kind; an unreachable fleet is not an error.
+    /// Fails if the fleet's model does not fit the task; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         self.executor.check_fleet(deadline).await
     }

@@ -67,7 +67,7 @@ pub(super) struct EncodingOptions<'a> {
 }
 
 impl EncodingOptions<'_> {
-    /// Texts without a form, of any size.
+    /// Options without prompt, template, size limit and role.
     pub(super) fn new(truncation: Truncation) -> Self {
         Self { prompt: None, template: None, truncation, max_bytes: usize::MAX, role: None }
     }
@@ -159,7 +159,7 @@ impl InputTokenizer<'_> {
         let reach = tokenizer::reach(limit);
         let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
         check_size(size, options.max_bytes)?;
-        // Tokens that are inserted are not in the text.
+        // A role inserts tokens that are not in the text.
         let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
         let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
         let template = options.template.cloned();

@@ -316,8 +316,8 @@ fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
     sums.iter().map(|sum: &f32| sum / count).collect()
 }
 
-/// Entities of a text in several windows. Of overlapping entities, the longest is kept, or of equal length the most
-/// certain.
+/// Merges the entities from a text's windows. Of overlapping entities, the longest is kept; if equally long, the one
+/// with the highest score.
 pub(super) fn resolve_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
     entities.sort_by_key(|entity| entity.start);
     let mut resolved: Vec<Entity> = Vec::new();

@@ -9,7 +9,7 @@ use crate::{
     tokenizer::Encoding,
 };
 
-/// Input names by role, case-insensitive, in their usual order. The last one is the third input of models that read
+/// Input names by role, case-insensitive, in their usual order. `words_mask` is the third input in models that read
 /// words.
 const NAMES: [(&str, Role); 4] = [
     ("input_ids", Role::Ids),

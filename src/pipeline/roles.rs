@@ -131,7 +131,7 @@ pub(super) fn text_role(name: &str) -> Option<TextRole> {
     role(queries, TextRole::Query).or_else(|| role(documents, TextRole::Document))
 }
 
-/// A word that names no role.
+/// A word that is not a role name.
 pub(super) struct UnknownRole;
 
 impl UnknownRole {

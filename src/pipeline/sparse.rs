@@ -67,7 +67,7 @@ pub enum SparseValues {
         /// How often log(1 + x) is applied to positive logits: once by most models, twice by OpenSearch models.
         logarithms: u32,
     },
-    /// One weight per text token; the largest counts (bge-m3).
+    /// One weight per text token; a repeated token has its largest weight (bge-m3).
     Tokens {
         /// Tokens that have no weight: special tokens.
         ignored: Vec<u32>,

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::backend::routing::Location;
 
-/// The tokens and the time that a request took.
+/// A request's token counts and durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The input tokens, special tokens included.

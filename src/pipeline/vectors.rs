@@ -18,11 +18,11 @@ pub enum VectorType {
     Float,
     /// Integers from -128 to 127, in 255 steps between each dimension's minimum and maximum.
     Int8,
-    /// As `int8`, but from 0 to 255.
+    /// Like `int8`, but from 0 to 255.
     Uint8,
     /// A bit for each dimension, set for values above 0, in bytes from -128 to 127, the first bit highest.
     Binary,
-    /// As `binary`, but bytes from 0 to 255.
+    /// Like `binary`, but bytes from 0 to 255.
     Ubinary,
 }
 
@@ -128,7 +128,7 @@ impl Conversion {
             }
         };
         match signed {
-            // Less 128 is the same as another highest bit.
+            // Subtracting 128 flips the highest bit.
             true => StoredVector::Int8(bytes.into_iter().map(|byte| (byte ^ 0x80).cast_signed()).collect()),
             false => StoredVector::Uint8(bytes),
         }

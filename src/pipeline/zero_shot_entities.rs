@@ -20,7 +20,7 @@ use crate::{
     tokenizer::{self, Tokenizer, Truncation, WindowOptions, WordPrompt},
 };
 
-/// The score that entities exceed by default.
+/// Default `threshold`: entities have higher scores.
 pub const THRESHOLD: f32 = 0.5;
 
 /// Zero-shot entity settings, from `gliner_config.json`.
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(selected(&nested, false, false), [(0, 5, 0), (0, 8, 0), (6, 8, 1)]);
         let same = [(0, 5, 0, 0.6), (0, 5, 1, 0.9), (0, 5, 1, 0.8)];
         assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
-        // A span that two windows have is one entity.
+        // A span in two windows is one entity.
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
         // First of equals.
         assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);

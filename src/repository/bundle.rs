@@ -31,7 +31,7 @@ pub const PIECES: &str = "tokenizer.pieces";
 /// File name for an embedding model's vector ranges; earlier versions' bundles have none.
 pub const RANGES: &str = "ranges.bin";
 
-/// The most memory that is reserved for a file before it is read, since a manifest may state any size.
+/// Maximum memory reserved for a file before it is read, since a manifest may state any size.
 const MAX_RESERVED_BYTES: u64 = 64 * 1024 * 1024;
 
 /// A bundle with a valid manifest. Its other files may be damaged or missing until they are read.
@@ -42,7 +42,7 @@ pub struct Bundle {
     digest: String,
 }
 
-/// Where a bundle's files are.
+/// A bundle's location.
 #[derive(Clone, Debug)]
 pub enum Home {
     /// A local folder.

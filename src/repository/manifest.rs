@@ -164,7 +164,7 @@ pub enum Quality {
         /// The largest difference.
         worst_difference: f32,
     },
-    /// Word span scores, with labels chosen by the build.
+    /// Word span scores, for a fixed set of sample labels.
     ZeroShotEntities {
         /// Measured texts.
         texts: usize,

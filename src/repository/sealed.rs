@@ -1,4 +1,4 @@
-//! Bytes with a hash, in which damage is noticed.
+//! Bytes with a BLAKE3 hash, to detect damage.
 
 /// `contents` after a line with their BLAKE3.
 pub fn seal(contents: &[u8]) -> Vec<u8> {

@@ -62,7 +62,7 @@ impl Embedded {
             }
         });
         self.registry.visit_gauges(|key, gauge| {
-            // All gauges count faults, so zeros are omitted.
+            // All gauges count failures, so zeros are omitted.
             let value = f64::from_bits(gauge.load(Ordering::Relaxed));
             if value != 0.0 {
                 metrics.insert(name(key), ("Count", vec![value]));

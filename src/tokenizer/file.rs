@@ -158,7 +158,7 @@ fn check_prefixes(json: &[u8]) -> Result<()> {
     if !has_prefix(json) {
         return Ok(());
     }
-    // Other files are refused later.
+    // Invalid files are refused later.
     let Ok(File { model }) = serde_json::from_slice(json) else { return Ok(()) };
     let prefix = model.continuing_subword_prefix.unwrap_or_default();
     let merges = model.merges.unwrap_or_default();

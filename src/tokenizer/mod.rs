@@ -303,8 +303,8 @@ mod tests {
     fn a_trie_that_begins_with_a_leaf_is_refused() {
         let mut compiled = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
         let number = |at: usize| u64::from_le_bytes(compiled[at..at + 8].try_into().unwrap()) as usize;
-        // Magic, five numbers, then each piece's score and end; then the text and the trie. The settings
-        // come before all of it.
+        // Magic, five numbers, then each piece's score and end; then the text and the trie. The tokenizer's settings
+        // come first.
         let begin = compiled.windows(8).position(|window| window == b"pieces\0\x01").unwrap();
         let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);
         compiled[trie + 3] |= 0x80;

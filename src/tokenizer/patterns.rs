@@ -86,7 +86,8 @@ impl Translator<'_> {
                 name.starts_with(|first: char| first.is_ascii_alphabetic())
                     && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             }
-            // Flags without a group have another scope, unless they apply to the whole expression.
+            // Flags without a group have a different scope in the two engines, unless they apply to the whole
+            // expression.
             _ => {
                 !flags.is_empty()
                     && flags.bytes().all(|flag| b"im-".contains(&flag))

@@ -71,13 +71,13 @@ impl PieceTrie {
     }
 }
 
-/// Takes the next `count` values from a file, `size` bytes each, if it has as many.
+/// Reads the next `count` values from a file, `size` bytes each; `None` if it has fewer.
 pub(super) fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
     let length = usize::try_from(count).ok()?.checked_mul(size)?;
     (length <= file.len()).then(|| file.split_to(length))
 }
 
-/// Takes the next number from a file.
+/// Reads the next number from a file.
 pub(super) fn number(file: &mut Bytes) -> Option<u64> {
     file.try_get_u64_le().ok()
 }

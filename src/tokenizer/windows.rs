@@ -167,8 +167,8 @@ impl Tokenizer {
     }
 }
 
-/// First tokens of windows with `room` tokens that share at least `stride` and begin at words. A word that
-/// exceeds a window is cut.
+/// Start indexes for windows with at most `room` tokens that begin at words and share at least `stride` tokens. A
+/// word that exceeds a window is cut.
 fn window_starts(text: &str, encoding: &RawEncoding, [room, stride]: [usize; 2]) -> Vec<usize> {
     let bounds = word_bounds(text);
     let characters: Vec<usize> = text.char_indices().map(|(byte, _)| byte).collect();

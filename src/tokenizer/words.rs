@@ -27,7 +27,7 @@ pub struct WordPrompt {
 
 struct Word<'a> {
     text: &'a str,
-    /// Its start and end in the text, in characters.
+    /// Start and end in the text, in characters.
     span: (usize, usize),
 }
 

@@ -78,7 +78,7 @@ fn connections_without_a_complete_request_are_closed() {
         connection.write_all(said.as_bytes()).unwrap();
         assert!(is_closed_within(&mut connection, Duration::from_secs(4)), "{said:?}");
     }
-    // A request that arrives byte by byte has no more time.
+    // A request that arrives byte by byte gets no extra time.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     let started = Instant::now();
     while connection.write_all(b"x").is_ok() {
@@ -135,7 +135,7 @@ fn unread_responses_hold_a_permit_until_the_timeout() {
         assert!(started.elapsed() < timeout * 3, "the permits are not released");
         thread::sleep(Duration::from_millis(100));
     }
-    // The other one may have time left.
+    // The other connection may have time left.
     let is_cut_off = |mut connection: TcpStream| {
         let mut rest = Vec::new();
         let _ = connection.read_to_end(&mut rest);

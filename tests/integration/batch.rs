@@ -121,7 +121,7 @@ fn special_files_are_written_through_and_stay() {
     let folder = tempfile::tempdir().unwrap();
     let [input, fifo, null] = ["in.jsonl", "fifo", "null"].map(|name| folder.path().join(name));
     fs::write(&input, rows(200)).unwrap();
-    // Through a link, so that a fault cannot remove the device.
+    // Through a link, so that a bug cannot remove the device.
     symlink("/dev/null", &null).unwrap();
     assert_eq!(finished(job(&input, &null)).progress.rows, 200);
     assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
@@ -214,7 +214,7 @@ fn an_output_is_replaced_as_long_as_it_is_what_kivu_wrote() {
     fs::write(&input, rows(5)).unwrap();
     finished(job(&input, &output));
     assert_eq!(text(&output).lines().count(), 5);
-    // Also after a job that failed.
+    // The same after a failed job.
     assert_eq!(run(job(&broken, &output)).unwrap().status, Status::Failed);
     finished(job(&input, &output));
     fs::write(&output, "changed by hand").unwrap();
@@ -238,7 +238,7 @@ fn modes_are_kept_and_otherwise_follow_the_umask() {
     finished(job(&input, &output));
     assert_eq!((mode(&output), text(&output).lines().count()), (0o600, 2));
     finished(job(&input, &new));
-    // With any umask.
+    // The mode does not depend on the umask.
     assert_eq!(mode(&new), mode(&usual));
     assert_eq!(mode(&folder.path().join("new.report.json")), mode(&usual));
     // A private file's partial output is private.
@@ -344,7 +344,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("dimensions", "8"),
         option("vector-type", "int8"),
         option("prompt", "query"),
-        // Without effect on an embedding, or on this one.
+        // Settings without effect on embeddings, or on this job.
         set("format", |it| it.format = Some(Format::JsonLines)),
         option("outputs", "dense"),
         option("labels", "a"),
@@ -395,7 +395,7 @@ fn rows_of_two_settings_are_never_mixed() {
     let mut outputs = vec![("none", text(at("whole")))];
     let changes = changes(folder.path());
     let parameters = serde_json::to_value(Parameters::default()).unwrap();
-    // The model is the bundle.
+    // The model is identified by its bundle, not by its name.
     let own =
         parameters.as_object().unwrap().keys().filter(|name| !["model", "options"].contains(&name.as_str()));
     for name in own.cloned().chain(JobOptions::names()) {
@@ -631,7 +631,7 @@ proptest! {
         // Empty files may be replaced.
         before.retain(|_, contents| !contents.is_empty());
         for (place, (input, output, is_stopped, restart)) in runs.iter().enumerate() {
-            // The usual names first.
+            // Names that jobs use come first.
             let (input, output) = if place == 0 && has_input { (&"in.jsonl", &"out.jsonl") } else { (input, output) };
             let mut job = job(&at(input), &at(output));
             job.existing.restart = *restart;
@@ -675,7 +675,7 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
     let saved = || -> u64 {
         let state = fs::read_to_string(&checkpoint).unwrap_or_default();
-        // After the hash.
+        // Inside the JSON, after the hash.
         let state: serde_json::Value = serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };

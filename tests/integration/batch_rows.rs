@@ -73,7 +73,7 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
         fs::write(&checkpoint, seal(contents.replacen(from, to, 1))).unwrap();
         finished(job(&input, &output))
     };
-    // As if another version had detected the layout.
+    // Simulates a checkpoint by a version that detected another layout.
     let sealed = |contents: String| format!("{}\n{contents}", blake3::hash(contents.as_bytes()).to_hex());
     let report = replaced("\"column\":\"text\"", "\"column\":\"other\"", &sealed);
     assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("other"), 3000));
@@ -113,7 +113,7 @@ fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
     let input = damaged.path().join("in.parquet");
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
         let mut bytes = fs::read(folder.join(name)).unwrap();
-        // Within the second row group's pages.
+        // Inside the second row group's pages.
         let place = bytes.len() / 2;
         bytes[place] ^= 1;
         fs::write(&input, bytes).unwrap();

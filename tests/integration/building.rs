@@ -42,7 +42,7 @@ fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
     Some(error.chain().replace(&folder.path().display().to_string(), "[folder]"))
 }
 
-/// Replaces `from`, which must occur, by `to` in a file.
+/// Replaces `from` with `to` in a file; fails if `from` does not occur.
 pub(crate) fn edit(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{text}");
@@ -201,7 +201,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         );
         fs::write(&recipe, text).unwrap();
         let mut request = request(recipe, folder.path().join("out"), precision);
-        // There, int8 has one scale for all activations in a text.
+        // In ONNX Runtime, int8 has one scale for all activations in a text.
         request.engine = EngineChoice::Onnx;
         build(&request, &|| Ok(runtime), progress).map(|built| built.bundle)
     };

@@ -184,7 +184,7 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// The time until a test fails that waits for a connection.
+/// Timeout for a test that waits for a connection.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A proxy that refuses everything, and each request's first line.
@@ -234,7 +234,7 @@ fn connections_for_https_go_through_the_proxy() {
     assert_eq!(asked.recv_timeout(LIMIT).unwrap(), "CONNECT s3.invalid:443 HTTP/1.1\r\n");
     let mut build = command(&["build", "tests/tiny"], "").spawn().unwrap();
     let hub = iter::from_fn(|| asked.recv_timeout(LIMIT).ok()).find(|line| !line.contains("s3.invalid"));
-    // It would try again, with pauses.
+    // Ends the retries.
     build.kill().unwrap();
     build.wait().unwrap();
     assert_eq!(hub.as_deref(), Some("CONNECT hub.invalid:443 HTTP/1.1\r\n"));

@@ -20,7 +20,7 @@ impl Flips {
         Self(fastrand::Rng::with_seed(7))
     }
 
-    /// How many damaged bits a test tries.
+    /// Damaged bits per test.
     pub(crate) fn count() -> usize {
         env::var("TEST_FLIPS").map_or(40, |count| count.parse().expect("`TEST_FLIPS` is a number"))
     }

@@ -693,7 +693,7 @@ fn list(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_else(|| vec![value.clone()])
 }
 
-/// The resources on which a role may perform an action.
+/// Resources on which a role may perform an action.
 fn granted(deployment: &Deployment, role: &str, action: &str) -> Vec<String> {
     let statements = deployment.policies[role].iter().flat_map(|document| list(&document["Statement"]));
     let granting =

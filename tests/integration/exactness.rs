@@ -48,12 +48,12 @@ async fn answer(name: &str, change: Option<(&str, &str, Value)>, path: &str, bod
     Some(answer)
 }
 
-/// The token that ends generation may be another one.
+/// `eos_token_id` in the generation settings may differ.
 #[tokio::test]
 async fn sources_end_with_the_token_of_the_tokenizer() {
     let body = || json!({"inputs": "The cat sits on the mat.", "src_lang": "en", "tgt_lang": "fr"});
     let Some(expected) = answer("tiny-m2m100", None, "/translate", body()).await else { return };
-    // The padding is never generated.
+    // The padding token is never generated.
     let change = ("generation_config.json", "eos_token_id", json!([1, 2]));
     assert_eq!(answer("tiny-m2m100", Some(change), "/translate", body()).await.unwrap(), expected);
 }

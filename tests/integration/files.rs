@@ -27,7 +27,7 @@ use crate::{
     serving::{Server, bundle, kivu},
 };
 
-/// Waits until `is_so`, for a few seconds at most.
+/// Waits until `is_so` returns true, for a few seconds at most.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -196,7 +196,7 @@ fn files_that_are_not_regular_are_refused() {
         copy(&source, &model);
         into_pipe(&model.join(name));
         let refused = build_request(&request(model, at("out"), None), runtime).unwrap_err().chain();
-        // Without either, there is no model.
+        // Without weights and bundle, there is no model.
         if !["config.json", "model.safetensors"].contains(&name) {
             assert!(refused.ends_with("expected a regular file, but found a FIFO"), "{name}: {refused}");
         }
@@ -308,7 +308,7 @@ fn a_server_ends_when_the_weights_that_it_serves_are_written_to() {
     server = Server::wait(kivu(&bundle).spawn().unwrap());
     overwrite(&bundle, false);
     let refused = ask(&server);
-    // The server may already end.
+    // The server may be exiting already.
     assert!(
         refused.is_empty() || refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"),
         "{refused}"

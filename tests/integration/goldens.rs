@@ -1,4 +1,4 @@
-//! The same answers as sentence-transformers, on tiny models of every kind and on the real one.
+//! Compares vectors with sentence-transformers, on tiny models of every kind and on all-MiniLM-L6-v2.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -117,7 +117,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
             failures.push(format!("{:?}: vector off by {difference}", case.text));
         }
     }
-    // Texts in one request have the same vectors as alone.
+    // Texts in one request have the same vectors as in separate requests.
     let together = golden.cases.iter().map(|case| Input::Text(case.text.clone())).collect();
     let together = pipeline.embed(together, &options(), deadline()).await.unwrap();
     for (case, found) in golden.cases.iter().zip(&together.vectors) {
@@ -162,7 +162,6 @@ pub(crate) async fn tiny(name: &str) {
     tiny_in(fixtures().join("models").join(name), name).await;
 }
 
-/// The same for the model in another folder.
 pub(crate) async fn tiny_in(source: PathBuf, name: &str) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -216,8 +216,8 @@ fn unknown_operators_and_cyclic_graphs_are_refused() {
     }
 }
 
-/// Quantization once relied on both: on a matrix's shape, whose size is right if both sides are negative,
-/// and on a node's output.
+/// Regressions in quantization: a matrix whose sides are both negative has the right size, and a node may have no
+/// output.
 #[test]
 fn negative_shapes_and_nodes_without_outputs_are_refused() {
     if runtime().is_none() {

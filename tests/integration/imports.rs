@@ -145,7 +145,7 @@ impl Module {
     }
 }
 
-/// Reads a `use` tree and the token after it, which is returned; `imports` gets the names with their paths.
+/// Reads a `use` tree into `imports`, names with their paths; returns the token after it.
 fn read_use<'a>(
     tokens: &mut impl Iterator<Item = &'a str>,
     prefix: &[String],
@@ -198,7 +198,7 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// The text without comments, strings and characters in quotes.
+/// The code without comments, string literals and character literals.
 fn code(text: &str) -> String {
     let mut code = String::new();
     let mut rest = text;

@@ -29,7 +29,7 @@ pub(crate) fn config() -> Config {
     Config { home: Path::new(crate::ROOT).join(".kivu"), ..Config::default() }
 }
 
-/// ONNX Runtime, or nothing where it is not installed: `cargo test` alone fetches nothing, `make test` does.
+/// ONNX Runtime; `None` if it is not installed: `cargo test` alone fetches nothing, `make test` does.
 pub(crate) fn runtime() -> Option<Runtime> {
     match library_path() {
         Ok(path) => Some(Runtime::load(&path).expect("ONNX Runtime is there, but does not load")),

@@ -104,7 +104,7 @@ const MODELS: [&str; 8] = [
     "tiny-roberta-ner",
 ];
 
-/// The same for families in which positions affect attention, or feed-forward parts have gates.
+/// Fixtures for families in which positions affect attention, or feed-forward layers are gated.
 const OTHER_MODELS: [&str; 8] = [
     "tiny-mpnet",
     "tiny-gte",
@@ -116,7 +116,7 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
-/// The same for RMSNorm families, most of them with layers after their pooling, and for weights in blocks.
+/// Fixtures for RMSNorm families, most with layers after their pooling, and for block quantization.
 const RMS_MODELS: [&str; 7] = [
     "tiny-qwen3",
     "tiny-qwen3-rank",
@@ -210,7 +210,7 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
         for (index, output) in futures::future::join_all(calls).await.into_iter().enumerate() {
             assert!(output.unwrap() == expected[index % expected.len()], "{name}: concurrently");
         }
-        // Padding changes nothing; its vectors are zeros.
+        // Padding does not change results; its vectors are zeros.
         let together = &one.infer(padded, deadline()).await.unwrap()[0];
         let width = together.shape().last().unwrap();
         let rows =

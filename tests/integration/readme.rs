@@ -17,7 +17,7 @@ use crate::{
     serving::{Server, kivu},
 };
 
-/// The address in the README; tests replace it by one with a free port.
+/// The address in the README; tests replace it with one on a free port.
 const SHOWN: &str = "127.0.0.1:8080";
 /// Makes the README's `curl` commands silent, and fail if the server returns an error.
 const CURL: &str = "curl() { command curl --silent --show-error --fail-with-body \"$@\"; }";
@@ -86,7 +86,7 @@ fn commands_that_are_not_run_are_make_targets() {
     }
 }
 
-/// A folder like a checkout after `make run`, with the program that cargo built for these tests.
+/// A folder that resembles a checkout after `make run`, with the program that cargo built for these tests.
 fn checkout() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in [".kivu", "Makefile", "examples", "models", "tests"] {

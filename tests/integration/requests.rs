@@ -132,7 +132,7 @@ async fn lists_in_place_of_objects_are_refused() {
     }
 }
 
-/// Also on routes that do not use them.
+/// Values are checked even on routes that ignore them.
 #[tokio::test]
 async fn values_below_the_documented_minimum_are_refused() {
     let app = app(Limits::default());

@@ -346,7 +346,7 @@ fn serving_writes_no_files_and_opens_no_connections() {
         let answer = server.post("/embed", r#"{"inputs": ["a text", "another one"]}"#);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    // Time for background work.
+    // Waits for background work.
     thread::sleep(Duration::from_secs(1));
     assert!(server.process.try_wait().unwrap().is_none(), "it asked for a connection and was killed");
     assert_eq!(files_under(folder.path()), before);

@@ -135,7 +135,7 @@ fn unusable_tables_are_refused() {
             fs::rename(weights, model.join("pytorch_model.bin")).unwrap();
         }),
         refusal("tiny-model2vec", &|model| {
-            // Half-precision rows: the mapping's last integer leads out of the table.
+            // Half-precision rows: the mapping's last integer is outside the table.
             let path = model.join("model.safetensors");
             let mut bytes = fs::read(&path).unwrap();
             let header = String::from_utf8_lossy(&bytes).into_owned();

@@ -41,7 +41,7 @@ async fn quantized_t5_encoders_are_close_to_fp32() {
     quantized_is_close_to_fp32(NAME, Engine::Native).await;
 }
 
-/// As T5's authors publish it, a model has only a SentencePiece model.
+/// T5's authors publish models with a SentencePiece model only.
 #[tokio::test]
 async fn the_encoder_of_mt5_is_built_with_its_sentencepiece_model() {
     let Some(runtime) = runtime() else { return };

@@ -268,7 +268,7 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
         let error =
             build_request(&request(source, folder.path().join("out"), Some(Precision::Fp32)), runtime);
         let error = error.unwrap_err().chain();
-        // Most errors begin with the folder.
+        // Strips the folder, with which most errors begin.
         error.split_once("`: ").map_or(error.clone(), |(_, rest)| rest.to_owned())
     };
     insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForSequenceClassification"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `BartForSequenceClassification`, whose head is not supported");
@@ -315,7 +315,7 @@ fn manifests_of_older_versions_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let model = built("tiny-t5", None, folder.path(), runtime);
     let text = model.manifest.to_text().unwrap();
-    // Without the hash in the first line.
+    // Removes the hash in the first line.
     let (_, unsealed) = text.split_once('\n').unwrap();
     let older = unsealed.replace("[seq2seq", "[translation").replace("[[seq2seq", "[[translation");
     assert_ne!(older, unsealed);
@@ -345,7 +345,7 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
     let (status, summary) = ask(&app, "/models/tiny-bart", &short).await;
     assert_eq!(status, StatusCode::OK, "{summary}");
     let summary = summary[0]["summary_text"].as_str().unwrap().to_owned();
-    // The same options in the other place; `generate_parameters` takes precedence.
+    // The same options in `parameters`; `generate_parameters` takes precedence.
     let own = json!({"generate_parameters": {"num_beams": 1, "max_new_tokens": 4}, "num_beams": 3});
     let (_, same) = ask(&app, "/", &json!({"inputs": [text], "parameters": own})).await;
     assert_eq!(same, json!([{ "summary_text": summary }]));

@@ -180,7 +180,7 @@ fn ids_equal_those_of_the_slow_tokenizers_of_transformers() {
             if source.ends_with("tiny-nllb-bare") && text.trim().is_empty() {
                 continue;
             }
-            // The pipeline handles language codes before a text.
+            // Language codes before a text are the pipeline's task.
             if text.starts_with(">>") && text.contains("<<") && src_lang.is_none() {
                 continue;
             }

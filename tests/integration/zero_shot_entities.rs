@@ -169,7 +169,7 @@ async fn long_texts_are_read_in_windows() {
     }
     assert!(places.is_sorted_by(|left, right| left[1] <= right[0]), "{places:?}");
     assert!(places.last().is_some_and(|[start, _]| *start > 300), "{places:?}");
-    // A text that fits is one window.
+    // A text that fits into the limit is one window.
     let plain = post(&model, PATH, &asked(TEXT, &json!({}))).await;
     assert_eq!(post(&model, PATH, &asked(TEXT, &json!({ "stride": 4 }))).await, plain);
     // Control characters have no tokens.
@@ -264,7 +264,7 @@ async fn batch_jobs_need_labels_and_write_entities() {
     assert_eq!((&found["redacted"], &found["entities"]), (&hub["text"], &hub["entities"]));
 }
 
-/// The rule of `truncate` is the same over HTTP, over KServe and in jobs.
+/// `truncate` has the same effect over HTTP, over KServe and in jobs.
 #[tokio::test]
 async fn long_texts_are_truncated_by_default() {
     let folder = tempfile::tempdir().unwrap();
@@ -297,7 +297,7 @@ async fn long_texts_are_truncated_by_default() {
     let entities: Value = serde_json::from_str(answer["outputs"][0]["data"][0].as_str().unwrap()).unwrap();
     assert_eq!(entities, found);
     assert_eq!(job(None).await["entities"], found);
-    // All refuse on request.
+    // With `truncate` false, all refuse.
     let refusal = "expected a text of at most 40 words";
     let (status, answer) = hub(json!(false)).await;
     assert!(status == 413 && answer["error"].as_str().unwrap().starts_with(refusal), "{answer}");

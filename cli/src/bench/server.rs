@@ -122,7 +122,7 @@ impl Server {
         let started = Instant::now();
         throughput(clients, |client| {
             let (mut connection, mut sent) = (self.connect()?, 0);
-            // Each client begins elsewhere, so that requests with all lengths are in flight together.
+            // Each client starts at a different row, so that short and long requests are in flight together.
             for request in requests.iter().cycle().skip(client * requests.len() / clients) {
                 if started.elapsed() >= time {
                     break;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::weights::Weight;
 use kivu::error::{Error, Result};
 
-/// The only version.
+/// The only supported format version.
 const VERSION: u64 = 1;
 /// Limits far above any model's.
 const MAX_ITEMS: u64 = 1 << 16;
@@ -144,7 +144,7 @@ impl Reader<'_> {
 
     fn shape(&mut self, axes: u64) -> Result<Vec<usize>> {
         let sides = self.take(axes * 4)?.as_chunks::<4>().0.iter();
-        // A negative side is refused like an overlong one.
+        // A negative dimension is refused like one that is too large.
         Ok(sides.map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX)).collect())
     }
 }

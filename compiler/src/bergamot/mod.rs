@@ -36,7 +36,7 @@ const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
 /// A character that normalized texts never contain.
 const NEVER: char = '\u{1}';
 
-/// Whether `folder` looks like a student's.
+/// Whether `folder` looks like a Bergamot student.
 pub(super) fn is_in(folder: &Path) -> bool {
     !folder.join(ConfigFile::NAME).is_file() && matches!(find(folder, "model."), Ok(Some(_)))
 }

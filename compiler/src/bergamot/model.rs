@@ -22,7 +22,7 @@ const EPSILON: f32 = 1e-6;
 const SHARED: &str = "shared.weight";
 const BIAS: &str = "final_logits_bias";
 
-/// Options that a supported model has.
+/// Required option values.
 const OPTIONS: [(&str, &str); 9] = [
     ("type", "transformer"),
     ("dec-cell", "ssru"),

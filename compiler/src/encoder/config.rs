@@ -48,7 +48,7 @@ pub(crate) struct EncoderConfig {
     pub(super) positions: Positions,
     /// Rows in the token type table; 0 if the model has none.
     pub(super) types: usize,
-    /// Layers take these in turn.
+    /// Layers cycle through these.
     pub(super) spans: Vec<Span>,
     /// Distance bias in attention scores, besides rotary positions.
     pub(super) bias: Bias,

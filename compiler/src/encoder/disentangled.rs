@@ -17,8 +17,8 @@ use kivu::error::Result;
 
 /// Maximum number of tokens multiplied by the same distance rows.
 ///
-/// All tokens in a text together need twice as many rows as one token. At 768 values per token, blocks of 64 take 4 %
-/// off a text with 256 tokens and 8 % off one with 512; the shortest texts are a single block.
+/// All tokens in a text together need twice as many rows as one token. At 768 values per token, blocks of 64 make
+/// texts with 256 tokens 4 % faster and texts with 512 tokens 8 % faster; the shortest texts are a single block.
 const BLOCK: usize = 64;
 
 /// Values that depend only on a text's length and padding; all layers share them.
@@ -52,7 +52,7 @@ pub(super) struct Windows {
     kept: Value,
     /// Shape of all products if each token has one less.
     sheared: Value,
-    /// Bounds, among the products, of the text's own distances.
+    /// Range of the text's own distances among the products.
     from: Value,
     to: Value,
 }

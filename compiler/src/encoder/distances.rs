@@ -50,7 +50,7 @@ impl Convolution {
     }
 }
 
-/// The two uses for a distance embedding.
+/// How distance embeddings are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Keys,

@@ -183,7 +183,7 @@ impl Writer<'_> {
         })
     }
 
-    /// Writes all layers, for models that normalize the sum of a part's input and output.
+    /// Writes all layers, for models that normalize after each residual connection (post-norm).
     ///
     /// A head that reads the first token needs no other vectors from the last layer, which computes only that one.
     fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
@@ -225,7 +225,7 @@ impl Writer<'_> {
         self.layers.add_and_norm(&lowered, &attended, &at(output))
     }
 
-    /// Writes all layers, for models that normalize each part's input, and the output normalization.
+    /// Writes all layers and the final normalization, for models that normalize each sublayer's input (pre-norm).
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
         let names = self.config.names;
         let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {

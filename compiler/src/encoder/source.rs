@@ -200,7 +200,7 @@ mod tests {
             self.change(|tensors| drop(tensors.insert(name.to_owned(), (Dtype::F32, vec![1], vec![0; 4]))));
         }
 
-        /// Reads the model, and writes its graph.
+        /// Reads the model and writes its graph in fp32.
         fn open(&self) -> Result<EncoderSettings> {
             let plan = Plan { folder: self.0.path().to_owned(), ..Plan::default() };
             let source = open(&plan)?;
@@ -251,7 +251,7 @@ mod tests {
                 "{refusal}"
             );
         }
-        // A head for labels has no second one.
+        // A classifier without a second output layer refuses its weights.
         let model = Copy::of("tiny-bert-sentiment");
         model.add("classifier.out_proj.weight");
         assert!(model.refusal().contains("`classifier.out_proj.weight`"));

@@ -197,7 +197,7 @@ impl<'a> Hub<'a> {
     fn unreachable(&self, error: &(dyn StdError + 'static)) -> Failure {
         let (mut causes, mut source) = (error.to_string(), error.source());
         if error.is::<ClientError>() {
-            // Its own message only names the kind of operation.
+            // The client's own message only names the operation.
             causes.clear();
         }
         while let Some(cause) = source {
@@ -347,7 +347,7 @@ fn because(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
 }
 
-/// A redirect's target; `None` if it is missing, or would give up TLS.
+/// A redirect's target; `None` if it is missing, or would downgrade HTTPS to HTTP.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
     let location = match location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
@@ -379,7 +379,7 @@ impl Attempts {
         Self { count: 0, pause: config.retry_pause }
     }
 
-    /// Waits for the next attempt; the error if there is none.
+    /// Waits before the next attempt; returns the error if no attempt remains.
     pub(super) async fn wait(&mut self, failure: Failure) -> Result<()> {
         let (error, after) = match failure {
             Failure::Final(error) => return Err(error),
@@ -394,7 +394,7 @@ impl Attempts {
         Ok(())
     }
 
-    /// Starts to count again after progress.
+    /// Resets the attempt count after progress.
     pub(super) fn reset(&mut self) {
         self.count = 0;
     }

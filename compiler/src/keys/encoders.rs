@@ -84,9 +84,9 @@ family!(
     ]],
     [
         PADDING,
-        // The position table is in the file, however it was made.
+        // The file contains the position table, sinusoidal or learned.
         &[("sinusoidal_pos_embds", Any), ("tie_weights_", Any)],
-        // BERT's; the model was distilled from it.
+        // BERT keys, since the model was distilled from BERT.
         &[
             ("hidden_act", Any),
             ("intermediate_size", SameAs("hidden_dim")),
@@ -99,7 +99,7 @@ family!(
 family!(
     MPNET,
     [SIZES, BERT_LIKE, &["relative_attention_num_buckets"]],
-    // The model's code has the id itself, and no types.
+    // The model's code has a fixed padding id, and no token types.
     [PADDING, &[("type_vocab_size", Any)]]
 );
 family!(
@@ -161,7 +161,7 @@ family!(
             ("sparse_pred_ignore_index", Any),
             ("sparse_prediction", Any),
         ],
-        // BERT's; the model's code uses other names.
+        // BERT keys; the model's code uses other names.
         &[
             ("layer_norm_eps", Any),
             ("position_embedding_type", Any),
@@ -209,7 +209,7 @@ family!(
     ],
     [
         PADDING,
-        // How a computation is done.
+        // Implementation choices without effect on results.
         &[
             ("fused_bias_fc", Any),
             ("fused_dropout_add_ln", Any),
@@ -276,7 +276,7 @@ family!(
 family!(
     JINA,
     [SIZES, BERT_LIKE, &["feed_forward_type", "type_vocab_size"]],
-    // Pooling in a method of the model's own class.
+    // Pooling in a method that Kivu does not call.
     [PADDING, &[("emb_pooler", Any)]]
 );
 family!(

@@ -42,7 +42,7 @@ pub(super) const GENERATION: Rules = Rules {
             ("_from_model_config", Any),
             ("_name_or_path", Any),
             ("transformers_version", Any),
-            // How a computation is done.
+            // Implementation choices without effect on results.
             ("cache_config", Any),
             ("cache_implementation", Any),
             ("compile_config", Any),
@@ -130,7 +130,7 @@ pub(super) const WITHOUT_GENERATION: &[Unused] = &[
     ("typical_p", Any),
 ];
 
-/// The same, as rules.
+/// [`WITHOUT_GENERATION`] as rules.
 pub(super) const IGNORED: Rules = Rules {
     read: &[&["bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"]],
     unused: &[WITHOUT_GENERATION],
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn all_options_of_requests_are_read() {
-        // Reproducible sampling is up to requests.
+        // Only requests can set a seed.
         for name in GenerationOptions::names().into_iter().filter(|name| name != "seed") {
             assert!(GENERATION.reads(&name), "{name}");
         }

@@ -159,7 +159,7 @@ fn expect_any<'a>(
     Err(expected.unwrap_or_else(unknown))
 }
 
-/// The same by one entry.
+/// Checks an unread key against one entry.
 fn expect(
     fields: &Map<String, Value>,
     (key, value): (&str, &Value),

@@ -64,7 +64,7 @@ pub(super) const TRANSFORMER: Rules = Rules {
     ],
 };
 
-/// How texts are read; Kivu's models read nothing else.
+/// Input modalities; Kivu's models read only texts.
 const MODALITIES: Rules = Rules {
     read: &[],
     // For messages, images and sounds.
@@ -85,7 +85,7 @@ const CONFIG_ARGUMENTS: Rules = Rules { read: &[], unused: &[&[("trust_remote_co
 const MODEL_ARGUMENTS: Rules = Rules {
     read: &[],
     unused: &[&[
-        // How a computation is done, and where.
+        // Implementation and device choices without effect on results.
         ("attn_implementation", Any),
         ("device_map", Any),
         ("dtype", Any),
@@ -121,7 +121,7 @@ const POOLING: Rules = Rules {
         "pooling_mode_mean_tokens",
         "pooling_mode_weightedmean_tokens",
     ]],
-    // The hidden size, which is known from the transformer.
+    // The hidden size, which is read from the transformer's config.
     unused: &[&[("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
     nested: &[],
 };

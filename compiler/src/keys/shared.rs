@@ -22,7 +22,7 @@ pub(super) const SHARED: &[Unused] = &[
     ("name_or_path", Any),
     ("transformers.js_config", Any),
     ("transformers_version", Any),
-    // How a computation is done, but not what is computed.
+    // Implementation choices without effect on results.
     ("_attn_implementation", Any),
     ("_attn_implementation_autoset", Any),
     ("attn_implementation", Any),
@@ -39,7 +39,7 @@ pub(super) const SHARED: &[Unused] = &[
     ("torchscript", Any),
     ("tf_legacy_loss", Any),
     ("label2id", Any),
-    // Other models than these.
+    // Options for other kinds of models.
     ("add_cross_attention", Only("[false]")),
     ("cross_attention_hidden_size", Only("[]")),
     ("is_decoder", Only("[false]")),

@@ -41,7 +41,7 @@ const SHARED: &[Unused] = &[
     ("stride", Any),
     ("truncation", Any),
     ("truncation_strategy", Any),
-    // From tokens to texts.
+    // Decoding.
     ("clean_up_tokenization_spaces", Any),
     ("errors", Any),
     ("spaces_between_special_tokens", Any),
@@ -210,7 +210,7 @@ const BYTE_PAIRS: Rules = Rules {
 /// Llama and Gemma settings.
 const LLAMA: Rules = Rules {
     read: &[&["add_bos_token", "add_eos_token"]],
-    // With one, the tokenizer differs from `tokenizer.json`.
+    // With `add_prefix_space`, the tokenizer would differ from `tokenizer.json`.
     unused: &[&[("add_prefix_space", Only("[]"))], BERT_ONLY],
     nested: &[],
 };

@@ -87,7 +87,7 @@ impl Walk<'_> {
             return self.gliner(plan);
         }
         let own = transformer.join(ConfigFile::NAME);
-        // An adapter's own describes the merged model.
+        // An adapter's `config.json` describes the merged model.
         let of_adapter = plan.adapter.iter().map(|adapter| adapter.join(ConfigFile::NAME));
         let path = of_adapter.chain([own]).find(|path| path.is_file());
         let Some(fields) = path.as_deref().map(read_json_if_exists::<Map<_, _>>).transpose()?.flatten()
@@ -204,7 +204,7 @@ impl Walk<'_> {
         }
         match modules::module(module.class()) {
             Some(rules) => self.check_file(&folder.join(ConfigFile::NAME), &[rules]),
-            // Other classes are refused by name.
+            // Other classes are refused elsewhere, with an error that names them.
             None => Ok(()),
         }
     }
@@ -235,7 +235,7 @@ impl Walk<'_> {
                     &["ColBERT", "CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"]
                 }
             };
-        // With null, the model is one of another class too.
+        // A null `model_type` is refused, too.
         match fields
             .get("model_type")
             .filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class)))

@@ -12,8 +12,8 @@ use crate::{
 /// four blocks measured faster than the whole text, since their scores remain in the cache.
 const QUERIES: i64 = 128;
 
-/// Added to the score of a token outside the window: much less than any score, and more than padding's score, which it
-/// leaves finite.
+/// Added to the score of a token outside the window: far below any score, but above padding's, so that their sum is
+/// finite.
 const OUT_OF_REACH: f32 = -1e30;
 
 /// An attention window: the tokens that a token attends to, apart from itself.

@@ -56,9 +56,9 @@ impl Activation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NormKind {
-    /// To the mean 0 and the variance 1, times a gain, plus a bias in some models.
+    /// Mean 0 and variance 1, then times a gain, plus a bias in some models.
     Layer { has_bias: bool },
-    /// To the mean square 1, times a gain: the weight, or 1 + the weight if `adds_one`.
+    /// Mean square 1, then times a gain: the weight, or 1 + the weight if `adds_one`.
     RootMeanSquare { adds_one: bool },
 }
 

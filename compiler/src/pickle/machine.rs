@@ -57,7 +57,7 @@ pub(super) enum Value {
     Tensor(Rc<Tensor>),
 }
 
-/// A container's values; `None` if the pickle is another object.
+/// A container's values; `None` if the pickled object is not a container.
 pub(super) struct Object(Option<Vec<Value>>);
 
 impl Object {

@@ -10,14 +10,14 @@ use kivu::{
     repository::manifest::{Neighbours, Quality},
 };
 
-/// The quality of each output, by the answers of both forms.
+/// Quality per output, from the fp32 and the quantized model's answers.
 pub(crate) fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
     let outputs = forms[0].texts.first().map_or(0, Vec::len);
     let forms = forms.map(|form| form.texts.as_slice());
     (0..outputs).map(|output| compare(settings, forms, output)).collect()
 }
 
-/// Quality at an output index, by the answers of both forms to each text.
+/// Quality for one output, from the fp32 and the quantized model's answers to each text.
 fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize) -> Quality {
     let texts = forms[0].len();
     let pairs = || forms[0].iter().zip(forms[1]).map(|(left, right)| (&left[output], &right[output]));
@@ -81,7 +81,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
         EncoderSettings::ZeroShotEntities(_) => {
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
-            // The entities that requests get by default, as far as they do not exclude each other.
+            // Entities above the default threshold, overlapping ones included.
             let is_entity = |score: &f32| *score > THRESHOLD;
             let common = scores().filter(|(left, right)| is_entity(left) && is_entity(right)).count();
             let found =

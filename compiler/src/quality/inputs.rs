@@ -1,4 +1,4 @@
-//! The inputs of a graph that runs outside of a pipeline.
+//! Graph inputs outside a pipeline.
 
 use kivu::{
     backend::{Signature, TensorSpec},

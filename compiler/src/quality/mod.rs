@@ -41,7 +41,7 @@ pub(super) struct Shortfall {
 }
 
 impl Shortfall {
-    /// The build's error. `others` are precisions that lose less.
+    /// The build error. `others` are more exact precisions, to suggest.
     pub(super) fn refusal(&self, others: &[Precision]) -> Error {
         let others: Vec<String> =
             others.iter().map(|precision| format!("`--precision {precision}`")).collect();
@@ -87,7 +87,7 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             ];
             (texts, checks)
         }
-        // Sample texts may have almost the same score: their order is reported only.
+        // The order is reported, but has no limit, since sample texts may have almost the same score.
         Quality::Ranking { texts, mean_difference, .. } => {
             let name = "a mean score difference to fp32";
             (texts, vec![at_most("mean_difference", name, mean_difference, floor.mean_difference)])

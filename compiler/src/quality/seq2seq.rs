@@ -37,14 +37,13 @@ use kivu::{
 
 /// Maximum text size in bytes, to select sentences rather than paragraphs.
 const MAX_TEXT_BYTES: usize = 260;
-/// Limits for the number of texts.
 const MAX_TEXTS: usize = 100;
 const MIN_TEXTS: usize = 20;
 /// fp32 weight size, in bytes, above which the number of texts decreases in proportion.
 const MAX_WEIGHT_BYTES: u64 = 200_000_000;
 /// Maximum number of generated tokens.
 const MAX_NEW_TOKENS: usize = 96;
-/// The limit of generated tokens where only their existence counts.
+/// Maximum number of generated tokens if there is no fp32 form to compare with.
 const MAX_CHECKED_TOKENS: usize = 4;
 /// Unknown token, which models with a shortlist never generate.
 const UNKNOWN: u32 = 1;
@@ -71,7 +70,7 @@ pub(crate) fn measure(
     Ok((totals.quality(texts.len()), Comparison::new(bytes, totals.times, texts.len())))
 }
 
-/// Generates a few tokens with the graphs in the bundle's folder, as they are served.
+/// Generates a few tokens with the bundle's graphs, to check that they run.
 pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings) -> Result<()> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let Files { tokenizer, target, shortlist } = Files::read(folder, settings)?;
@@ -87,7 +86,7 @@ pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings)
     })
 }
 
-/// The texts for a model: in Portuguese if it reads Portuguese, in English otherwise, since there are no others.
+/// A model's sample texts: Portuguese if it reads Portuguese, English otherwise.
 fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'static str> {
     let reads_portuguese = match languages {
         Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
@@ -101,7 +100,7 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
     short.take((count as usize).max(MIN_TEXTS))
 }
 
-/// The files of a bundle besides its graphs.
+/// A bundle's tokenizers and shortlist.
 struct Files {
     tokenizer: Arc<Tokenizer>,
     target: Arc<Tokenizer>,
@@ -148,14 +147,14 @@ fn options(pipeline: &Seq2SeqPipeline, max_length: usize) -> Seq2SeqOptions {
     }
 }
 
-/// Both forms of a model.
+/// A model in fp32 and quantized.
 struct Pair {
     /// Prepares texts.
     pipeline: Seq2SeqPipeline,
     options: Seq2SeqOptions,
     target: Arc<Tokenizer>,
     shortlist: Option<Shortlist>,
-    /// The form in fp32 and the quantized one.
+    /// In fp32, and quantized.
     forms: [Arc<OnnxSeq2Seq>; 2],
 }
 

@@ -41,13 +41,13 @@ use kivu::{
     tokenizer::{Side, Tokenizer, Truncation},
 };
 
-/// The texts that are run together: enough to keep all CPUs busy, and few enough to report progress.
+/// Texts that run together: enough to keep all CPUs busy, and few enough for regular progress updates.
 const PART: usize = 30;
-/// The timeout of a part.
+/// Timeout for [`PART`] texts.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
-/// An encoder's pipeline.
+/// An encoder in the pipeline that serves it.
 pub(crate) enum ServedEncoder {
     Embedding(EmbeddingPipeline),
     Classification(ClassificationPipeline),
@@ -55,23 +55,23 @@ pub(crate) enum ServedEncoder {
     ZeroShotEntities(ZeroShotEntitiesPipeline),
 }
 
-/// The answers to all sample texts, and their time.
+/// Answers to all sample texts, and the time that they took.
 pub(crate) struct Answers {
-    /// In the order of the texts; an answer for each output.
+    /// Per text, an answer for each output.
     pub(super) texts: Vec<Vec<Answer>>,
     pub(crate) time: Duration,
-    /// The number of texts that were read, queries included.
+    /// Number of texts read, queries included.
     pub(crate) reads: usize,
 }
 
 impl Answers {
-    /// The dense vectors of documents, or the scores.
+    /// Dense document vectors, or scores.
     pub(crate) fn values(&self) -> Vec<Vec<f32>> {
         self.texts.iter().filter_map(|answers| Some(answers.first()?.values().to_vec())).collect()
     }
 }
 
-/// What a task needs besides its graph.
+/// A pipeline's parts other than the graph.
 #[derive(Clone, Copy)]
 pub(crate) struct EncoderParts<'a> {
     pub(crate) runtime: Runtime,
@@ -100,7 +100,7 @@ impl ServedEncoder {
         })
     }
 
-    /// Runs one text, which fails if the graph has other outputs than its settings say, or no finite numbers.
+    /// Runs one text. Fails if the outputs do not match the settings, or are not finite.
     pub(crate) fn check(&self) -> Result<()> {
         let text = SENTENCES.lines().take(1).map(str::to_owned).collect();
         let answer = wait(|| self.answers(text));
@@ -112,7 +112,7 @@ impl ServedEncoder {
         })
     }
 
-    /// Runs all sample texts, a step of `progress` each.
+    /// Runs all sample texts, with one `progress` step per text.
     pub(crate) fn measure(&self, progress: &dyn Progress) -> Result<Answers> {
         let started = Instant::now();
         let texts = in_parts(progress, |texts| self.answers(texts))?;
@@ -120,7 +120,7 @@ impl ServedEncoder {
         Ok(Answers { texts, time: started.elapsed(), reads })
     }
 
-    /// The answers to texts, as documents.
+    /// Answers to texts, which are read as documents.
     async fn answers(&self, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
         let deadline = Deadline::within(TIMEOUT);
         let scores: Vec<Vec<f32>> = match self {
@@ -161,14 +161,14 @@ impl ServedEncoder {
         Ok(answers.collect())
     }
 
-    /// The settings of multi-vectors whose queries have another form than documents.
+    /// Multi-vector settings, if queries and documents are encoded differently.
     fn query_form(&self) -> Option<&MultiVectorSettings> {
         let Self::Embedding(pipeline) = self else { return None };
         pipeline.settings().multi_vector.as_deref().filter(|multi| multi.query != multi.document)
     }
 }
 
-/// Runs the sample texts in parts.
+/// Runs the sample texts, [`PART`] at a time.
 fn in_parts<T: Send>(
     progress: &dyn Progress,
     run: impl AsyncFn(Vec<String>) -> Result<Vec<T>> + Sync,
@@ -182,7 +182,7 @@ fn in_parts<T: Send>(
     Ok(results)
 }
 
-/// The dense vectors of the sample texts in a role, a step of `progress` each.
+/// Dense vectors for the sample texts in a role, with one `progress` step per text.
 pub(crate) fn dense_vectors(
     pipeline: &EmbeddingPipeline,
     role: TextRole,
@@ -194,7 +194,7 @@ pub(crate) fn dense_vectors(
     })
 }
 
-/// The vectors of texts in a role. Dense vectors keep their lengths: normalization would only round their directions.
+/// Vectors for texts in a role. Dense vectors are not normalized, which would only add rounding.
 async fn embed(
     pipeline: &EmbeddingPipeline,
     texts: Vec<String>,
@@ -213,9 +213,9 @@ async fn embed(
     Ok(found.vectors)
 }
 
-/// The name of the prompt for texts in a role.
+/// Prompt name for texts in a role.
 pub(crate) fn prompt_name(settings: &EmbeddingSettings, role: TextRole) -> Result<Option<&str>> {
-    // The roles of these models differ by more than prompts.
+    // In these models, roles differ by more than their prompts.
     if settings.multi_vector.is_some() {
         return Ok(Some(role.name()));
     }
@@ -226,13 +226,13 @@ fn inputs(texts: Vec<String>) -> Vec<Input> {
     texts.into_iter().map(Input::Text).collect()
 }
 
-/// The vectors of tokens with length 1, one after the other.
+/// Token vectors, normalized and concatenated.
 fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
     vectors.iter_mut().for_each(|vector| normalize(vector));
     vectors.concat()
 }
 
-/// The graph of an encoder in an engine, on all CPUs.
+/// Opens an encoder's graph in an engine, on all CPUs.
 fn open_graph(runtime: Runtime, folder: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
     let path = folder.join(MODEL);
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);

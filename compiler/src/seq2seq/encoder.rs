@@ -1,4 +1,4 @@
-//! The encoder's graph: from a text to the decoder's cross-attention keys and values, and, with a shortlist, to the
+//! The encoder's graph: computes the decoder's cross-attention keys and values and, with a shortlist, selects the
 //! output matrix rows that the text allows.
 
 use super::{

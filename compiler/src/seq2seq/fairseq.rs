@@ -1,4 +1,4 @@
-//! Models in the shape of fairseq's, as `transformers` saves them: M2M100, Marian, BART, mBART and Pegasus.
+//! Models with fairseq's architecture, as `transformers` saves them: M2M100, Marian, BART, mBART and Pegasus.
 
 use super::{
     model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Tables, Waves},
@@ -20,7 +20,7 @@ pub(super) const PEGASUS: &str = "pegasus";
 /// Epsilon for families with files that do not state it.
 const EPSILON: f32 = 1e-5;
 
-/// Rows in BART's position tables without a token.
+/// Rows at the start of BART's position tables that no token uses.
 const UNUSED_POSITIONS: usize = 2;
 
 /// Maximum number of values in a position table, a hundred times the largest models'.
@@ -144,7 +144,7 @@ mod tests {
                 without.remove(key);
                 let mut with = without.clone();
                 with.insert(key.clone(), default.clone());
-                // Other files are refused without the key.
+                // Some configs are invalid without the key.
                 let Ok(without) = describe(&without) else { continue };
                 assert_eq!(without, describe(&with).unwrap_or_default(), "{model_type}: {key}");
             }

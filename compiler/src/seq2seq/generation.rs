@@ -1,4 +1,4 @@
-//! Generation settings of saved models and of `transformers` pipelines.
+//! Generation settings from model files and from `transformers` pipelines.
 
 use std::path::Path;
 
@@ -34,8 +34,8 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     })
 }
 
-/// Refuses tokens of `generation` that are beyond the model's `rows`, and tokens at the ends of texts that the tokenizer
-/// writes into texts like others.
+/// Refuses tokens in `generation` beyond the model's `rows`, and start or end tokens that the tokenizer does not
+/// treat as special, since they would be decoded into texts.
 pub(super) fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
     let special = special_ids(tokenizer)?;
     let ends = [("decoder_start_token_id", generation.decoder_start_token_id)];
@@ -111,7 +111,7 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
 /// Generation options among a file's fields.
 fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
     let mut names = GenerationOptions::names();
-    // Reproducible sampling is up to requests, and the start token has a separate setting.
+    // Only requests can set a seed, and the start token has a separate setting.
     for name in ["seed", "decoder_start_token_id"] {
         names.remove(name);
     }
@@ -141,7 +141,7 @@ pub(super) fn for_pipeline(
         defaults.max_new_tokens = Some(NEW_TOKENS);
     }
     let mut merged = options(&of_task)?;
-    // A request replaces lengths in either unit; here each has a separate setting.
+    // In a request, a length in either unit replaces both defaults; here each is set separately.
     merged.max_length = merged.max_length.or(defaults.max_length);
     merged.max_new_tokens = merged.max_new_tokens.or(defaults.max_new_tokens);
     merged.max_length = merged.max_length.map(|length| length.min(positions + 1));

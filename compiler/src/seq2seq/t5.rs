@@ -47,7 +47,7 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
     let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
-    // In `transformers` 5; older versions follow the matrices.
+    // `transformers` 5 reads this field; older versions scale if `tie_word_embeddings` is set.
     if let Some(found) = config.get::<bool>("scale_decoder_outputs")?.filter(|found| *found != is_tied) {
         return Err(Error::model(format!(
             "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
@@ -89,12 +89,12 @@ pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activati
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 { "gated-gelu" } else { "relu" });
     let (is_gated, activation) = match kind.strip_prefix("gated-") {
-        // As published, `gelu` is the approximation.
+        // In published models, `gelu` means the tanh approximation.
         Some("gelu") => (true, "gelu_new"),
         Some(activation) => (true, activation),
         None => (false, kind),
     };
-    // Fields that repeat both take precedence.
+    // `is_gated_act` and `dense_act_fn`, which repeat both, take precedence.
     let is_gated = config.get("is_gated_act")?.unwrap_or(is_gated);
     let own: Option<String> = config.get("dense_act_fn")?;
     Ok((width, is_gated, Activation::named(own.as_deref().unwrap_or(activation))?))

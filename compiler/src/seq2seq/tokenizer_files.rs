@@ -157,7 +157,7 @@ pub(crate) fn mbart(
     let end = tokens.get(config.end()?).copied().map(i64::from);
     let tokens = tokens.into_iter().filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
     let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
-    // The form that each was trained with.
+    // The token positions that each model was trained with.
     let (side, target) = match is_mbart50 {
         true => (TokenSide::Before, TargetToken::First),
         false => (TokenSide::After, TargetToken::Start),

@@ -22,7 +22,7 @@ pub type AvxVnni = Bits256<Vnni>;
 pub trait Int8Products: Copy + Send + Sync + 'static {
     const ACTIVATION_SIZE: usize;
 
-    /// The instructions, or `None` if this processor lacks them.
+    /// Detects the instructions; `None` if this processor lacks them.
     fn new() -> Option<Self>;
 
     /// # Safety

@@ -33,7 +33,7 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     /// Activations are stored with these bits inverted.
     const INVERTED_BITS: u8;
 
-    /// The instructions, or `None` if this processor lacks them.
+    /// Detects the instructions; `None` if this processor lacks them.
     fn new() -> Option<Self>;
 
     /// # Safety

@@ -1,4 +1,4 @@
-//! A stage of attention, for one head of one text.
+//! Executes attention stages.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The largest outputs of a layer among the tokens of a text.
+//! Computes a linear layer's per-output maxima over each text's tokens.
 
 use super::{MAX_BLOCK_ROWS, Run, Scratch};
 use crate::{

@@ -45,7 +45,7 @@ pub struct Token {
 pub struct Text {
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// Length of the prefix that all tokens attend to. Tokens beyond are computed, and nothing else depends on them.
+    /// Length of the prefix that all tokens attend to. Later tokens are computed, but no other token depends on them.
     pub attended: usize,
 }
 

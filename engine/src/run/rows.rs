@@ -1,4 +1,4 @@
-//! A stage of rows, for one block of them.
+//! Executes row stages.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{
     program::{Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
 };
 
-/// Executes a stage for one block.
+/// Executes a row stage for one block.
 #[inline(always)]
 pub(super) fn rows<K: Kernel>(
     kernel: K,

@@ -1,4 +1,4 @@
-//! The tasks of all stages.
+//! Executes tasks with the processor's kernel.
 
 use super::{HeadTask, Run, Scratch, heads::attend, largest::largest_outputs, rows::rows};
 use crate::{
@@ -20,7 +20,7 @@ impl Run {
     }
 }
 
-/// A task, to be called with a kernel.
+/// A task that [`KernelFn`] calls with a kernel.
 struct Task<'a> {
     run: &'a Run,
     program: &'a Program,

@@ -5,7 +5,7 @@
 //!   return to the queue at the next stage end.
 //! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
 //!   the run itself has: a short text does not wait for a long one to end.
-//! - Calls whose caller has gone, or whose deadline has passed, do not start; a run whose callers have all gone
+//! - Calls that were cancelled, or whose deadline has passed, do not start; a run whose calls were all cancelled
 //!   ends after its stage.
 //! - A panicking task fails its run, and the threads continue.
 
@@ -37,7 +37,7 @@ const RUN_TOKENS: usize = 192;
 const MAX_SHORT_TOKENS: usize = 48;
 /// Runs with fewer tokens are not worth waking a thread.
 const MIN_SHARED_TOKENS: usize = 24;
-/// How often a thread that waits for others checks before it gives its CPU away.
+/// Spin iterations before a waiting thread yields.
 const SPINS: usize = 2_000;
 
 /// Outputs per text.
@@ -54,9 +54,9 @@ struct Shared {
     model: NativeModel,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// The calls in the queue.
+    /// Number of calls in the queue.
     waiting: AtomicUsize,
-    /// Memory from earlier runs.
+    /// Buffers from earlier runs, for reuse.
     memory: Mutex<Vec<Values>>,
 }
 
@@ -171,7 +171,7 @@ impl Shared {
                 drop(queue);
                 self.take_part(&team, &mut scratch, |_| self.waiting.load(Ordering::Relaxed) > 0);
                 queue = self.lock();
-                // Its tasks are taken, or calls wait: then the thread that leads the run finishes it.
+                // All its tasks are taken, or calls are waiting; the leading thread finishes the run.
                 queue.teams.retain(|other| !Arc::ptr_eq(other, &team));
                 self.recycle(team);
             } else if queue.is_closed {
@@ -199,7 +199,8 @@ impl Shared {
         (!calls.is_empty()).then_some(calls)
     }
 
-    /// Short calls to run between two stages, if any wait: at most `left` tokens, and `left` is reduced by them.
+    /// Takes short calls with at most `left` tokens to run between two stages, if any are waiting, and subtracts
+    /// their tokens from `left`.
     fn short_calls(&self, left: &mut usize) -> Option<Vec<Call>> {
         if *left == 0 || self.waiting.load(Ordering::Relaxed) == 0 {
             return None;
@@ -224,7 +225,7 @@ impl Shared {
     /// Runs calls together and returns their outputs.
     fn lead(&self, mut calls: Vec<Call>, scratch: &mut Scratch) {
         for call in calls.extract_if(.., |call| !call.is_wanted()) {
-            // Fails if the caller has gone.
+            // Fails if the caller has dropped the receiver.
             let _ = call.outputs.send(Err(call.deadline.exceeded()));
         }
         if calls.is_empty() {
@@ -273,7 +274,7 @@ impl Shared {
                     .collect()),
             };
             text += texts.len();
-            // Fails if the caller has gone.
+            // Fails if the caller has dropped the receiver.
             let _ = outputs.send(output);
         }
         self.recycle(team);
@@ -362,7 +363,7 @@ mod tests {
         received
     }
 
-    /// Leads the next run; whether each call has its outputs then.
+    /// Leads the next run; returns for each call whether it has its outputs afterwards.
     fn led<const N: usize>(shared: &Shared, calls: [usize; N]) -> [bool; N] {
         let mut received = calls.map(|tokens| add(shared, tokens));
         let next = shared.next_calls(&mut shared.lock()).unwrap();
@@ -381,10 +382,10 @@ mod tests {
         let shared = Shared::new(model());
         let short = MAX_SHORT_TOKENS;
         assert_eq!(led(&shared, [RUN_TOKENS, 5]), [true, true]);
-        // Neither another long call, nor a call that is not short, nor beside a short run.
+        // Not taken: other long calls, calls just above the limit, and any calls during a short run.
         assert_eq!(led(&shared, [400, 400, short + 1, short]), [true, false, false, true]);
         assert_eq!(led(&shared, [100, 100, 5]), [true, false, false]);
-        // As many tokens as the run has.
+        // Short calls are taken up to the run's own token count.
         let calls = [RUN_TOKENS, short, short, short, short, 1];
         assert_eq!(led(&shared, calls), [true, true, true, true, true, false]);
     }

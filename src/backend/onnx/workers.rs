@@ -18,7 +18,7 @@ use crate::{
 /// Threads that share `M`.
 ///
 /// - The queue's next task goes to the first idle thread.
-/// - Tasks whose caller has gone, or whose deadline has passed, do not start.
+/// - Tasks that were cancelled, or whose deadline has passed, do not start.
 /// - A panicking task fails, and its thread continues.
 /// - The threads end once the value is dropped and the queue is empty.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
         Ok(Self { queue: sender })
     }
 
-    /// Runs `work` on one thread. Its second argument returns whether the caller has gone.
+    /// Runs `work` on one thread. Its second argument returns whether the caller has cancelled.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         deadline: Deadline,
@@ -62,7 +62,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
                 catch_unwind(AssertUnwindSafe(|| work(model, &is_abandoned)))
                     .unwrap_or_else(|_| Err(Error::inference("the model's run panicked")))
             };
-            // Fails if the caller has gone.
+            // Fails if the caller has dropped the receiver.
             let _ = sender.send(outcome);
         });
         self.queue.send(task).map_err(|_| stopped())?;

@@ -124,7 +124,7 @@ impl InFlight {
     pub(super) fn new(endpoint: &Arc<Endpoint>) -> Self {
         endpoint.in_flight.fetch_add(1, Ordering::Relaxed);
         let client = Arc::clone(&locked(&endpoint.state).client);
-        // Outcome for an attempt whose caller has gone.
+        // Outcome for an attempt that the caller has cancelled.
         let outcome = Mutex::new("abandoned");
         Self { endpoint: Arc::clone(endpoint), client, started: Instant::now(), outcome }
     }

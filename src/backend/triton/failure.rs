@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use crate::error::Error;
 
-/// The reason that an attempt failed.
+/// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// No connection could be made.

@@ -155,8 +155,8 @@ impl Fleet {
         request.or_earlier(Deadline::within(self.timeout))
     }
 
-    /// Closes all connections; the next request opens new ones. To be called before the runtime that they were
-    /// opened on ends.
+    /// Closes all connections; the next request opens new ones. Call it before the runtime in which they were opened
+    /// ends.
     pub fn disconnect(&self) {
         self.client.pool.disconnect();
     }

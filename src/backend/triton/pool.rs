@@ -90,7 +90,7 @@ impl Pool {
 
     /// Chooses the endpoint with the fewest requests under way, preferably one outside `tried`.
     ///
-    /// If none is healthy, one that is due for a probe is probed, and chosen if it responds.
+    /// If no endpoint is healthy, probes one that is due, and chooses it if it responds.
     pub(super) async fn choose(self: &Arc<Self>, tried: &[SocketAddr]) -> Attempt<InFlight> {
         self.refresh().await;
         let endpoints = self.endpoints();

@@ -39,11 +39,11 @@ impl RetryBudget {
     /// Adds a request's share.
     pub(super) fn earn(&self) {
         let add = |balance: i64| Some((balance + EARNED_PER_REQUEST).min(MAX_BALANCE));
-        // The closure always returns a value, so this cannot fail.
+        // `fetch_update` cannot fail, since the closure always returns a value.
         let _ = self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// Pays for a retry; `false` if the budget is spent.
+    /// Takes a retry from the budget; `false` if the budget is spent.
     pub(super) fn spend(&self) -> bool {
         let take = |balance: i64| (balance >= COST_PER_RETRY).then_some(balance - COST_PER_RETRY);
         self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()

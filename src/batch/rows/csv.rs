@@ -159,7 +159,7 @@ impl RowReader for CsvReader {
     }
 }
 
-/// Whether a record is the row that is added to the file.
+/// Whether a record is the row that [`END`] adds to the file.
 ///
 /// # Errors
 /// The file ends within quotes in the record.
@@ -391,7 +391,7 @@ mod tests {
             assert_eq!(reader.next().unwrap().unwrap().texts, [Ok("hello".to_owned())]);
             assert!(reader.next().unwrap().is_none());
         }
-        // One that is known is not determined again.
+        // A known delimiter is not detected again.
         let layout = Layout { delimiter: Some(','), ..Layout::default() };
         let refused = CsvReader::new(Cursor::new("a;b;text,c\n"), &layout).err().unwrap().to_string();
         assert!(refused.contains("but found `a;b;text`, `c`"), "{refused}");
@@ -414,7 +414,7 @@ mod tests {
         {
             assert!(refused(file).starts_with("expected a quote that closes the field"), "{file:?}");
         }
-        // Every other end is valid.
+        // All other line ends are valid.
         for end in ["", "\n", "\r\n", "\n\n\n", "\r"] {
             for (row, text) in
                 [("a", "a"), ("\"a\"", "a"), ("\"a\"\"\"", "a\""), ("\"a\nb\"", "a\nb"), ("5\"", "5\"")]

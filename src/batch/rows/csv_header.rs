@@ -2,10 +2,10 @@
 
 use std::io::{self, BufRead, Read};
 
-/// The one that occurs most often in the header is used; the first of equals.
+/// The most frequent delimiter in the header is used, or the first in this list in a tie.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 const QUOTE: u8 = b'"';
-/// Column names are stored several times.
+/// Limited because column names are stored several times.
 pub(super) const MAX_HEADER_BYTES: usize = 1024 * 1024;
 /// Some programs write it at the start of UTF-8 files.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -56,7 +56,7 @@ impl FirstRecord {
         Ok(record)
     }
 
-    /// Adds bytes up to the record's end, and returns their number.
+    /// Adds bytes up to the record's end, and returns how many it added.
     fn add(&mut self, bytes: &[u8]) -> usize {
         let room = MAX_HEADER_BYTES - self.bytes.len();
         let end = bytes.iter().take(room).position(|byte| self.ends_with(*byte));
@@ -89,7 +89,7 @@ impl FirstRecord {
     /// The delimiter, and a note if others occur as well.
     pub(super) fn delimiter(&self) -> (u8, Option<String>) {
         let mut counts = self.counts;
-        // Stable: the first of equals is used.
+        // Ties go to the first in [`DELIMITERS`].
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let [(delimiter, _), alternatives @ ..] = counts;
         let alternatives = alternatives.iter().filter(|(_, count)| *count > 0);

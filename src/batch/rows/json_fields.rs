@@ -15,7 +15,7 @@ use super::column::Content;
 pub(super) enum TextField<'a> {
     Missing,
     Found(&'a RawValue),
-    /// Programs disagree about which one counts.
+    /// Refused, since programs disagree about which value counts.
     Repeated,
 }
 

@@ -33,19 +33,19 @@ use crate::{
 const DEFAULT_COLUMN: &str = "text";
 /// Rows that determine the text column, unless a chunk's rows have texts in a column with a known name.
 const MAX_ROWS_AHEAD: usize = 1000;
-/// Further names in these rows are ignored, except known ones.
+/// Maximum number of names that are considered in these rows; further names are ignored, except known ones.
 const MAX_NAMES: usize = 10_000;
 
 /// Reads rows from lines.
 pub(in crate::batch) struct JsonLinesReader {
     lines: Lines,
     column: String,
-    /// Lines that were read to find the column.
+    /// Lines that were read ahead to find the column.
     ahead: VecDeque<AheadLine>,
     position: u64,
 }
 
-/// A line that was read before it is the next row.
+/// A line that was read ahead to find the column.
 #[derive(Debug)]
 struct AheadLine {
     bytes: Vec<u8>,
@@ -187,7 +187,7 @@ fn message(error: &serde_json::Error) -> String {
 pub(in crate::batch) struct JsonLinesWriter {
     target: Packer,
     columns: Columns,
-    /// A line that is to be compressed.
+    /// Buffer for a line before compression.
     buffer: Vec<u8>,
     names: BTreeSet<String>,
 }
@@ -248,7 +248,7 @@ fn write_line(
         }
     };
     let taken = OnceCell::new();
-    // Parses the line only if its bytes may contain the name: literally, or with escapes.
+    // Parses the line only if its bytes may contain the name, literally or escaped.
     let is_taken = |name: &str| {
         (contains(fields, format!("\"{name}\"").as_bytes()) || contains(fields, b"\\u"))
             && taken.get_or_init(|| field_names(fields)).contains(name)
@@ -364,7 +364,7 @@ mod tests {
             let text = format!("{first}\n{{\"id\": \"a2\", \"review\": \"awful\"}}\n");
             assert_eq!(column_of(&text).unwrap(), "review", "{first}");
         }
-        // The column is the same if it has no text at all.
+        // A column with a known name is chosen even if it has no text at all.
         let nulls = "{\"id\": \"a1\", \"review\": null}\n".repeat(2000);
         assert_eq!(column_of(&nulls).unwrap(), "review");
         assert!(

@@ -126,7 +126,7 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
     Ok((metadata.map_err(|error| source.error(&error))?, vec![note]))
 }
 
-/// Replaces INT96 nanoseconds by microseconds in a field: 64-bit nanoseconds end in 2262. `leaves` states for each
+/// Replaces INT96 nanoseconds with microseconds in a field: 64-bit nanoseconds end in 2262. `leaves` states for each
 /// primitive type, depth first, whether it is INT96.
 fn widened(field: &FieldRef, leaves: &mut impl Iterator<Item = bool>) -> FieldRef {
     let data_type = match field.data_type() {

@@ -76,7 +76,7 @@ impl ChunkReader for Source {
     }
 }
 
-/// The contents from some place on.
+/// Reads the contents from an offset on.
 pub(super) struct SourceReader {
     source: Source,
     contents: Box<dyn Read + Send>,

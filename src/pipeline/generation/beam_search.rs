@@ -9,7 +9,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// Added to a discarded hypothesis's score, so that discarded ones keep their order.
+/// Added to discarded hypotheses' scores, which keeps their order.
 const ASIDE: f32 = -1e9;
 
 /// Beams for one source.
@@ -35,7 +35,7 @@ struct Hypothesis {
 #[derive(Clone, Debug)]
 struct Finished {
     hypothesis: Hypothesis,
-    /// False for a placeholder.
+    /// False for placeholders, which fill the list until enough hypotheses have ended.
     has_ended: bool,
 }
 
@@ -145,7 +145,7 @@ impl<'a> BeamSearch<'a> {
         for (index, (hypothesis, ended)) in extended.iter().zip(ended).enumerate() {
             // Candidates past the first `num_beams` can only continue.
             let has_ended = *ended && index < self.config.num_beams;
-            // Added one by one, since `transformers` rounds after each.
+            // Added one by one, since `transformers` rounds after each addition.
             let score =
                 hypothesis.score / divisor + settled + aside_if(!self.can_improve) + aside_if(!has_ended);
             let hypothesis = Hypothesis { score, ids: hypothesis.ids.clone() };

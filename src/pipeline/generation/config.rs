@@ -15,7 +15,7 @@ const DEFAULT_TOP_K: usize = 50;
 /// Maximum for `num_beams` and `num_return_sequences`: each is a row in the decoder's cache.
 pub const MAX_BEAMS: usize = 64;
 
-/// The limits that a model sets to generation.
+/// A model's limits for generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Vocabulary size in tokens.
@@ -54,7 +54,7 @@ pub struct GenerationConfig {
     pub(super) sampling: Option<Sampling>,
 }
 
-/// How tokens are sampled.
+/// Sampling settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Sampling {
     pub(super) temperature: f32,

@@ -85,7 +85,7 @@ pub struct GenerationOptions {
     pub seed: Option<u64>,
 }
 
-/// A token, or several.
+/// One token or several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TokenIds {
@@ -96,7 +96,7 @@ pub enum TokenIds {
 }
 
 impl TokenIds {
-    /// Wraps ids; a single one takes the number form.
+    /// Wraps ids; a single id becomes [`Self::One`].
     pub fn new(ids: &[i64]) -> Option<Self> {
         match ids {
             [] => None,

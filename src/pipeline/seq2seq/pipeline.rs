@@ -45,7 +45,7 @@ pub struct GeneratedTexts {
     pub usage: Usage,
 }
 
-/// A text that was generated for another one.
+/// A text generated for a source text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedText {
     /// The whole text, joined from its sentences.
@@ -153,7 +153,7 @@ impl Seq2SeqPipeline {
         if is_prefix && requested.target.is_none() && directions.has(requested) { Ok(()) } else { found }
     }
 
-    /// Generates the texts for the given ones. Contradictory options are refused before texts are read.
+    /// Generates a text for each input text. Contradictory options are refused before texts are read.
     pub async fn generate(
         &self,
         texts: Vec<String>,

@@ -84,7 +84,7 @@ fn continues(sentence: &str, next: &str) -> bool {
     is_initial || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
-/// Halves a too long sentence at the white space nearest to its middle; `None` for a single word.
+/// Halves a sentence that is too long, at the white space nearest to its middle; `None` for a single word.
 pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
     let middle = sentence.len() / 2;
     let spaces = sentence.char_indices().filter(|(_, letter)| letter.is_whitespace()).map(|(index, _)| index);

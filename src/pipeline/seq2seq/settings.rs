@@ -151,7 +151,7 @@ impl LanguageToken {
         (self.position == TargetToken::First).then_some(self.id)
     }
 
-    /// Requests the language.
+    /// Sets the token that selects the target language.
     pub(super) fn request(self, options: &mut GenerationOptions) {
         match self.position {
             TargetToken::First => options.forced_bos_token_id = Some(self.id),

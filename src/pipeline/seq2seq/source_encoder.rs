@@ -153,7 +153,7 @@ impl SourceEncoder {
     fn exceeds(&self, text: &str, limit: usize) -> Result<bool> {
         const MIN_BYTES: usize = 256;
         const BYTES_PER_TOKEN: usize = 8;
-        /// For tokens that are cut in two.
+        /// Allowance for tokens that are cut in two.
         const ALLOWANCE: usize = 64;
         let mut size = limit.saturating_mul(BYTES_PER_TOKEN).max(MIN_BYTES);
         while size < text.len() {

@@ -1,4 +1,4 @@
-//! Object contents while they are read.
+//! Streams an object's contents.
 
 use std::{
     collections::VecDeque,

@@ -20,7 +20,7 @@ use crate::{
     tensor::ElementType,
 };
 
-/// The interface to Triton.
+/// The Python program for Triton's `python` backend.
 const MODEL_PROGRAM: &str = include_str!("seq2seq.py");
 const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::models::runtime;
 
-/// An embedding model like in article 004, without its tokenizer.
+/// Article 004's embedding model, without its tokenizer.
 pub(crate) const REMOTE: &str = "embedding_model";
 
 /// A repository with that model, and its bundle.
@@ -420,7 +420,7 @@ async fn connections_are_reused_and_replaced() {
         }
         let made = proxy.connections() - at_start;
         assert!((1..=2).contains(&made), "{scheme}: {made} connections for 10 requests");
-        // As after the function is frozen: the connection was closed without notice.
+        // Simulates a frozen function: the connection was closed without notice.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;
         proxy.turn(Mischief::None);

@@ -53,7 +53,7 @@ pub(crate) struct Proxy {
     accepting: JoinHandle<()>,
 }
 
-/// The bytes from clients.
+/// Bytes received from clients.
 type Heard = Arc<Mutex<Vec<u8>>>;
 
 impl Proxy {
@@ -73,7 +73,7 @@ impl Proxy {
         Self { port, mischief, connections, heard, accepting }
     }
 
-    /// The bytes from clients since the last call.
+    /// Bytes received from clients since the last call.
     pub(crate) fn take_heard(&self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut *self.heard.lock().unwrap())).into_owned()
     }
@@ -83,7 +83,7 @@ impl Proxy {
         *self.mischief.lock().unwrap() = mischief;
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }

@@ -47,7 +47,7 @@ async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers
         }
         let here = post(&app_of(ModelConfig::from(bundle.clone())), &path, &texts).await;
         assert_eq!((here.status, here.backend()), (200, "onnx"), "{}", here.body);
-        // Models on a fleet need neither.
+        // Models on a fleet need neither graphs nor weights.
         for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
             fs::remove_file(bundle.join(graph)).unwrap();
         }

@@ -152,7 +152,7 @@ async fn exported_translators_generate_like_transformers() {
         let bundle = bundle(Task::Translation, name, folder.path(), runtime);
         write(&Bundle::open(&bundle).unwrap(), &repository, &options()).unwrap();
         let triton = Triton::start(&packages, &repository);
-        // Models on a fleet need neither.
+        // Models on a fleet need neither graphs nor weights.
         for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
             fs::remove_file(bundle.join(graph)).unwrap();
         }

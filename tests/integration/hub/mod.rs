@@ -168,7 +168,7 @@ fn interrupted_downloads_are_resumed() {
     fs::remove_file(&blob).unwrap();
     for (kept, fault, range) in [
         (bytes[..500].to_vec(), None, Some("bytes=500-")),
-        // Other contents are downloaded again.
+        // A file with different contents is downloaded again.
         (vec![0; 500], None, None),
         (vec![0; bytes.len() + 1], None, None),
         // A server may ignore ranges.
@@ -406,7 +406,7 @@ fn an_incomplete_cache_of_another_program_is_not_taken_for_the_model() {
     fs::remove_file(fs::canonicalize(whole.folder.join("1_Pooling/config.json")).unwrap()).unwrap();
     let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
     assert!(error.contains("1_Pooling/config.json`, but found a link to nothing"), "{error}");
-    // Without a list, a link to nothing is an error as well.
+    // Without a list, a dangling link is an error as well.
     fs::remove_dir_all(repository.join(".kivu")).unwrap();
     let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
     assert!(error.contains("found a link to nothing"), "{error}");

@@ -1,4 +1,4 @@
-//! The program with model names.
+//! Model names on the command line.
 
 use std::{
     fs,

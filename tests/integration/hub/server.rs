@@ -47,7 +47,7 @@ struct State {
     /// Files by path, by repository and commit.
     repositories: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     renamed: BTreeMap<String, String>,
-    /// By URL suffix.
+    /// Faults by URL suffix.
     faults: Vec<(String, Fault)>,
     seen: Vec<Seen>,
     /// The address that serves large files.
@@ -185,7 +185,7 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
     Some(Request { method, path, headers })
 }
 
-/// Answers a request; `None` if the connection is closed.
+/// Answers a request; Returns `None` if the connection is closed.
 fn respond(
     reader: &mut BufReader<TcpStream>,
     state: &Mutex<State>,

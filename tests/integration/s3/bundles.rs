@@ -65,8 +65,8 @@ fn read(folder: &Path) -> Files {
     files
 }
 
-/// Also if the server is too busy most of the time, if another fetch stopped partway, and if another
-/// bundle had the name before.
+/// This holds even if the server is busy most of the time, if an earlier fetch stopped partway, or if another bundle
+/// had the name before.
 #[test]
 fn pulled_bundles_are_identical_to_pushed_ones() {
     let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else { return };

@@ -53,7 +53,7 @@ fn rows(lines: &[u8]) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Breaks the fleet in several ways, with pauses in which it works.
+/// Breaks the fleet in several ways, with healthy periods in between.
 async fn flap(proxy: Arc<Proxy>) {
     for mood in [Mischief::Refuse, Mischief::CutAfter(200), Mischief::Silence].into_iter().cycle() {
         proxy.turn(Mischief::None);

@@ -107,17 +107,17 @@ async fn a_text_may_begin_with_the_code_of_its_target() {
         count += 1;
     }
     assert!(count >= 4, "{count} texts");
-    // Another code is part of the text.
+    // An unknown code is part of the text.
     let found = tokens(">>xxx<< cat", Some("por"));
     assert_eq!((found[0], found.len() > 3), (2, true), "{found:?}");
 }
 
-/// Where `make test` keeps what it fetched.
+/// The folder in which `make test` stores downloads.
 fn cache() -> PathBuf {
     fixtures().join("../../.kivu")
 }
 
-/// A recipe's bundle in fp32, as a served model; nothing where its package is not fetched.
+/// A recipe's bundle in fp32, as a served model; `None` if its package is not downloaded.
 fn student(direction: &str, folder: &Path, runtime: Runtime) -> Option<Model> {
     let source = fixtures().join(format!("../../models/translate-{direction}.toml"));
     let recipe = std::fs::read_to_string(&source).unwrap();

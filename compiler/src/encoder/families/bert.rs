@@ -77,7 +77,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     if !is_deberta {
         expect(config, "position_embedding_type", &"absolute".to_owned())?;
-        // With null instead, these models of `transformers` 4.57 have no positions.
+        // If the value is null, these models have no positions in `transformers` 4.57.
         let has_types = !["distilbert", "mpnet"].contains(&model_type);
         let kind = config.fields().get("position_embedding_type").filter(|_| has_types);
         if kind.is_some_and(serde_json::Value::is_null) {

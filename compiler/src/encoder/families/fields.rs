@@ -53,7 +53,7 @@ impl EncoderConfig {
 impl Facts {
     pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
         let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
-        // After RoBERTa, no token has the rows up to the padding's.
+        // RoBERTa's positions start after the padding id, so the rows up to it are unused.
         let unusable = match config.model_type() {
             "roberta"
             | "xlm-roberta"

@@ -61,7 +61,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Full attention in some layers, and a window in the others, which rotate by another base.
+/// Full attention in some layers, and a window with another rotary base in the others.
 fn spans(config: &ConfigFile, width: usize, is_decoder: bool) -> Result<Vec<Span>> {
     let window = fields::window(config, "sliding_window", 4096)?;
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();

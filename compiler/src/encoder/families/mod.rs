@@ -253,7 +253,7 @@ mod tests {
                 let mut with = without.clone();
                 with.insert(key.clone(), default.clone());
                 let read = |fields| read(&ConfigFile::new("config.json", fields));
-                // Other files are refused without the key.
+                // Some configs are invalid without the key.
                 let Ok(without) = read(without) else { continue };
                 let with = read(with).map(|config| format!("{config:?}"));
                 assert_eq!(format!("{without:?}"), with.unwrap_or_default(), "{model_type}: {key}");

@@ -65,8 +65,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Heads with any width, several of which may share keys and values: `keys` heads with `width` values by default. Each
-/// query head has its own if the number is `null`.
+/// Heads with any width, several of which may share keys and values: `keys` heads with `width` values by default. If
+/// the number is `null`, each query head has its own key head.
 pub(super) fn heads(config: &ConfigFile, keys: usize, width: usize) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
     let is_null = config.fields().contains_key("num_key_value_heads");

@@ -9,7 +9,7 @@ use kivu_engine::{
 use super::{Meaning, Operation, Reader, float, integer, unsupported};
 use crate::{error::Result, onnx_proto::NodeProto};
 
-/// How heads attend.
+/// Attention parameters from a node.
 struct Settings {
     heads: usize,
     key_heads: usize,
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
         self.attend(node, [queries, keys, values], settings)
     }
 
-    /// The values for each distance, called `name`.
+    /// Reads the distance bias called `name`.
     fn distances(&mut self, name: &str, heads: usize) -> Result<DistanceBias> {
         let Meaning::Distances(table) = self.meaning(name)? else {
             return Err(unsupported(&format!("`{name}` as a bias of attention")));
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
         self.attend(node, [queries, keys, values], settings)
     }
 
-    /// The rotation by these frequencies, which layers share.
+    /// Adds the rotary embedding with these frequencies, unless a layer has added it before.
     fn rotary(&mut self, frequencies: Vec<f32>) -> RotaryId {
         self.limits.length = self.limits.length.min(MAX_POSITIONS);
         let known = self.rotaries.iter().position(|rotary| rotary.frequencies() == frequencies);

@@ -29,7 +29,7 @@ impl RequestError {
         Self { is_temporary: false, ..Self::temporary(source) }
     }
 
-    /// The object is not the one that was expected.
+    /// Error for an object that was replaced.
     pub(super) fn refused() -> Self {
         Self { is_refused: true, ..Self::permanent("the object is another one") }
     }

@@ -42,7 +42,7 @@ impl Store {
         });
         match sent {
             Ok(response) => Ok(Some(response.e_tag().unwrap_or_default().to_owned())),
-            // An object that was deleted is not the one with that ETag either.
+            // A deleted object does not have that ETag either.
             Err(error) if error.is_refused || is_replacement && error.is_not_found() => Ok(None),
             Err(error) => Err(error.during(format!("cannot write `{url}`"))),
         }
