@@ -39,7 +39,7 @@ pub(super) fn tokenizer(folder: &Path, class: &str, settings: [&ConfigFile; 2]) 
     Ok(None)
 }
 
-/// BERT's, without the settings of `tokenizer_config.json`.
+/// BERT's tokenizer, without settings from `tokenizer_config.json`.
 fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     let text = read(&folder.join(WORDS))?;
     let text = String::from_utf8(text)
