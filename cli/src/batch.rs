@@ -95,7 +95,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         .enable_all()
         .max_blocking_threads(config.threads().get() + 1)
         .build()
-        .map_err(Error::io("cannot start the threads of the job"))?;
+        .map_err(Error::io("cannot start the job's threads"))?;
     let code = Arc::new(AtomicU8::new(0));
     let stopped = Arc::clone(&code);
     let ended = runtime.block_on(async {

@@ -297,7 +297,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    /// A client whose server answers before reading a body.
+    /// Connects to a server that answers before it reads the body.
     async fn refused() -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -348,8 +348,8 @@ mod tests {
         assert!(response.starts_with("HTTP/1.1 200") && response.contains("connection: close"), "{response}");
     }
 
-    /// A client whose server has a route `/slow` that waits for `finish`, and whether each request was completed or
-    /// dropped.
+    /// Connects to a server whose route `/slow` waits for `finish`. Also returns a channel that reports for each
+    /// request whether it was completed.
     async fn slow(finish: Arc<Notify>, timeout: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
         struct Outcome(mpsc::UnboundedSender<bool>, bool);
         impl Drop for Outcome {

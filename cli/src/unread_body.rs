@@ -45,7 +45,7 @@ impl<B> SharedBody<B> {
 }
 
 impl<B: Body + Unpin> SharedBody<B> {
-    /// Reads the rest as far as it has arrived; returns whether it is complete.
+    /// Reads the part of the rest that has arrived; returns whether the body is complete.
     pub(super) async fn has_arrived(&mut self) -> bool {
         /// The connection passes a body on in frames, each when its task runs again.
         const MAX_FRAMES: usize = 4;

@@ -46,8 +46,8 @@ pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let format = format(build.plan)?;
     if build.plan.adapter.is_some() && format != Format::Encoder {
         return Err(Error::model(format!(
-            "expected an encoder from safetensors or a checkpoint of PyTorch as the base of an adapter, but found another \
-             model in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
+            "expected an encoder from safetensors or a PyTorch checkpoint as an adapter's base, but found another model \
+             in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
             build.plan.folder.display()
         )));
     }

@@ -81,7 +81,7 @@ impl Adapter {
         let divisor = if config.is_set("use_rslora")? { (rank as f32).sqrt() } else { rank as f32 };
         let targets = match config.get("target_modules")? {
             Some(OneOrMany::Many(targets)) => Some(targets),
-            // A pattern, which only PEFT matches.
+            // A regular expression, which only PEFT evaluates.
             Some(OneOrMany::One(_)) | None => None,
         };
         let weights = WEIGHTS.map(|name| folder.join(name));
@@ -97,7 +97,7 @@ impl Adapter {
     pub(super) fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         if let Some(name) = adapter.integers.keys().next() {
-            return Err(Error::model(format!("expected an adapter of float weights, but found `{name}`")));
+            return Err(Error::model(format!("expected an adapter with float weights, but found `{name}`")));
         }
         let mut labels = None;
         for (name, tensor) in &adapter.tensors {

@@ -129,7 +129,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
         return match list.iter().find(|module| !known.contains(&module.class())) {
             None => Ok(Layout::Sparse(module.folder(folder)?)),
             Some(other) => Err(Error::model(format!(
-                "expected only `MLMTransformer` and `SpladePooling` in a model of sparse vectors, but found `{}`",
+                "expected only `MLMTransformer` and `SpladePooling` in a sparse model, but found `{}`",
                 other.class()
             ))),
         };
@@ -146,8 +146,8 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
             "Normalize" | "MultiVectorMask" | "Dropout" => {}
             other => {
                 return Err(Error::model(format!(
-                    "expected modules among `Transformer`, `Dense`, `Normalize`, `MultiVectorMask` in a model for late \
-                     interaction, but found `{other}`"
+                    "expected modules among `Transformer`, `Dense`, `Normalize`, `MultiVectorMask` in a \
+                     late-interaction model, but found `{other}`"
                 )));
             }
         }
@@ -200,7 +200,7 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
     let mask = ConfigFile::open(mask)?;
     if mask.get::<Vec<u32>>("keep_only_token_ids")?.is_some() {
         return Err(Error::model(
-            "expected `MultiVectorMask` without `keep_only_token_ids`, but found some: models of images are not supported",
+            "expected `MultiVectorMask` without `keep_only_token_ids`, but found some: image models are not supported",
         ));
     }
     let words: Vec<String> = mask.get("skiplist_words")?.unwrap_or_default();

@@ -62,8 +62,8 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native => {
             return Err(Error::model(
-                "expected a table without modules other than `Normalize` for the native engine, but found others; use \
-                 `--engine auto`",
+                "expected a table without modules other than `Normalize` for the native engine, but found other modules; \
+                 use `--engine auto`",
             ));
         }
     };

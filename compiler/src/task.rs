@@ -120,7 +120,7 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     }
 }
 
-/// The model card's `pipeline_tag`, if it is a task's.
+/// The task that the model card's `pipeline_tag` names, if any.
 pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     let matter = front_matter(folder);
     let tag = matter.iter().find_map(|line| line.strip_prefix("pipeline_tag:"))?;

@@ -61,7 +61,7 @@ pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> 
     let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let default = if model.model_type() == "bert" { 2 } else { 0 };
     if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
-        // The graph has no types.
+        // The graph has no input for token types.
         return Ok(true);
     }
     let class = config.get::<String>("tokenizer_class")?.or(model.get("tokenizer_class")?);
@@ -76,7 +76,7 @@ pub(super) fn remove_types(tokenizer: &mut Map<String, Value>) {
     let processor = tokenizer.get("post_processor").cloned().unwrap_or_default();
     let zeroed = without_types(processor);
     let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    // Processors without a template leave the second text its type.
+    // Processors without a template keep the second text's type.
     let plain = json!({
         "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
         "special_tokens": {},

@@ -236,7 +236,7 @@ pub struct Norm {
 /// Scaled dot-product attention with several heads.
 #[derive(Debug)]
 pub struct Attention {
-    /// A row per query.
+    /// Query vectors; a row per query.
     pub queries: View,
     /// A row per token.
     pub keys: View,
@@ -297,7 +297,7 @@ pub enum DistanceBias {
     Values {
         /// All heads' values.
         values: Array<f32>,
-        /// The largest distance.
+        /// Largest distance with its own value.
         farthest: usize,
     },
 }

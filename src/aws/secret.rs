@@ -29,7 +29,7 @@ impl Secret {
     pub async fn read(&self, time_limit: Duration) -> Result<String> {
         let current = self.within(time_limit, self.fetch(CURRENT)).await?;
         current.ok_or_else(|| {
-            Error::config(format!("expected a value of the secret `{}`, but found none", self.name))
+            Error::config(format!("expected a value in the secret `{}`, but found none", self.name))
         })
     }
 

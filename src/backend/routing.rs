@@ -204,8 +204,8 @@ pub struct InProgress {
 }
 
 impl InProgress {
-    /// Records the time that the request took. A failure counts only if it took longer than estimated: failing
-    /// slowly is slow, but failing fast is not fast.
+    /// Records the time that the request took. A failure counts only if it took longer than estimated, since a quick
+    /// failure does not show that the location is fast.
     pub fn finish(self, has_succeeded: bool) {
         let took = self.started.elapsed();
         self.record(took, has_succeeded);

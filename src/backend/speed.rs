@@ -56,7 +56,7 @@ impl Sums {
         let [weight, x, y, xx, xy] = self.0;
         let slope = ((weight * xy - x * y) / (weight * xx - x * x)).max(0.0);
         let base = ((y - slope * x) / weight).max(0.0);
-        // All points at one x have no slope.
+        // If all points have the same x, the slope is undefined.
         if slope.is_finite() && base.is_finite() {
             Line { base, slope }
         } else {

@@ -153,7 +153,7 @@ impl Packer {
         }
     }
 
-    /// Appends what `write` writes: directly if uncompressed, and otherwise by way of `buffer`.
+    /// Appends what `write` writes: directly if uncompressed, and otherwise through `buffer`.
     pub(super) fn append(
         &mut self,
         buffer: &mut Vec<u8>,

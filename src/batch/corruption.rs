@@ -32,7 +32,7 @@ impl fmt::Display for Counts {
         let Self { refused, unchanged, reported, changed } = self;
         write!(
             f,
-            "{refused} refused, {unchanged} unchanged, {reported} with errors of rows, {changed} other texts"
+            "{refused} refused, {unchanged} unchanged, {reported} with row errors, {changed} other texts"
         )
     }
 }

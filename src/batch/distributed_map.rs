@@ -93,8 +93,7 @@ struct Results {
 impl MapBatch {
     /// Parses an event; `None` if it is not a batch.
     pub(super) fn of(event: &Value) -> Result<Option<Self>> {
-        let wrong =
-            |error| Error::malformed(format!("expected a batch of a state machine, but found: {error}"));
+        let wrong = |error| Error::malformed(format!("expected a state machine's batch, but found: {error}"));
         event.get("Items").map(|_| Self::deserialize(event)).transpose().map_err(wrong)
     }
 }
@@ -366,8 +365,7 @@ impl JoinedOutput {
 /// Rows in batches that failed permanently, according to the map run's results.
 fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> {
     let Some(results) = results else { return Ok(Vec::new()) };
-    let wrong =
-        |error| Error::malformed(format!("expected the results of a state machine, but found: {error}"));
+    let wrong = |error| Error::malformed(format!("expected a state machine's results, but found: {error}"));
     let read = |key: &str| {
         let url = Url { bucket: results.bucket.clone(), key: key.to_owned() };
         let found = store

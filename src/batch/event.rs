@@ -189,7 +189,7 @@ fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
         return Ok(None);
     }
-    object(event.get("detail"), ["version-id", "etag"], "the event of EventBridge").map(Some)
+    object(event.get("detail"), ["version-id", "etag"], "the EventBridge event").map(Some)
 }
 
 /// The object that `place` describes in `details`; `names` are the fields with its version and its ETag.

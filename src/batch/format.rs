@@ -152,7 +152,7 @@ fn is_json(start: &[u8]) -> Result<bool> {
     let next = line.get(1..).unwrap_or_default().trim_ascii();
     match (line.first(), next.first()) {
         (Some(b'{'), None) if has_end => Err(Error::invalid(
-            "expected an object per line, but found one over several lines; write each on a line of its own, such as \
+            "expected an object per line, but found one over several lines; write each on one line, for example \
              with `jq -c .`",
         )),
         (Some(b'['), first) => {

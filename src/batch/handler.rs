@@ -200,7 +200,7 @@ impl Handler {
     async fn run(&self, event: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
         let url = &event.url;
         if url.key.ends_with('/') {
-            return Ok(Outcome::Skipped("its key is that of a folder"));
+            return Ok(Outcome::Skipped("its key is a folder's"));
         }
         if !self.rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));

@@ -41,7 +41,7 @@ impl Identity {
     /// BLAKE3 of the identity, in hexadecimal.
     pub(super) fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::inference_because("the identity of the job cannot be written", error))?;
+            .map_err(|error| Error::inference_because("the job's identity cannot be written", error))?;
         Ok(blake3::hash(&text).to_hex().to_string())
     }
 }

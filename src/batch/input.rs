@@ -260,7 +260,7 @@ mod tests {
             let mut text = String::new();
             place.read_from(0).unwrap().read_to_string(&mut text).map(|_| text)
         };
-        // Rows that are added, and a file that takes the name, change nothing.
+        // Neither appended rows nor another file with the same name change the opened input.
         let mut longer = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         io::Write::write_all(&mut longer, b"{\"text\": \"b\"}\n").unwrap();
         assert_eq!(text(&place).unwrap(), "{\"text\": \"a\"}\n");

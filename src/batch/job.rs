@@ -254,7 +254,7 @@ impl Job {
             JobOutput::Object(store, url) => {
                 if url.key.is_empty() || url.key.ends_with('/') {
                     return Err(Error::config(format!(
-                        "expected the key of an object for the output, but found the prefix `{url}`"
+                        "expected an object key for the output, but found the prefix `{url}`"
                     )));
                 }
                 if matches!(&self.input, JobInput::Object(_, input, _) if input == url) {

@@ -70,7 +70,7 @@ enum Partial {
 /// Claims the job that writes `output`, and resumes or starts it.
 ///
 /// # Errors
-/// Another process has the job, or the unfinished job for this output is another one.
+/// Another process has the job, or a different job for this output is unfinished.
 pub(super) fn claim(
     output: OutputFile,
     job: &str,

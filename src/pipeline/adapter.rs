@@ -219,7 +219,7 @@ impl Adapter {
             Some(scores) => {
                 let scores = scores.as_fp32().filter(|scores| scores.len() == returned.len());
                 Cow::Borrowed(
-                    scores.ok_or_else(|| self.unexpected(0, "another number of scores than of labels"))?,
+                    scores.ok_or_else(|| self.unexpected(0, "different numbers of scores and labels"))?,
                 )
             }
         };

@@ -85,7 +85,7 @@ impl TextVectors {
 pub struct Embeddings<V> {
     /// In text order.
     pub vectors: Vec<V>,
-    /// The tokens and the time that they took.
+    /// Token counts and durations.
     pub usage: Usage,
 }
 

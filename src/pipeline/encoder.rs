@@ -33,7 +33,7 @@ pub(super) enum Granularity {
 pub struct Logits {
     /// In input order.
     pub rows: Vec<Vec<f32>>,
-    /// The tokens and the time that they took.
+    /// Token counts and durations.
     pub usage: Usage,
 }
 

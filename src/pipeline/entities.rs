@@ -236,7 +236,7 @@ impl Grouping<'_> {
         let tokens = || parts.iter().map(|part| &part.token);
         let (label, score) = match self.aggregation {
             Aggregation::Max => {
-                // First of equals.
+                // Ties go to the first label.
                 let bests = tokens().map(|token| best(&token.scores));
                 bests.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
             }
@@ -300,7 +300,7 @@ impl WordPart {
     }
 }
 
-/// Index and value of the highest score; the first of equals.
+/// Index and value of the highest score; ties go to the first.
 fn best(scores: &[f32]) -> (usize, f32) {
     let scores = scores.iter().copied().enumerate();
     scores.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))

@@ -82,7 +82,7 @@ impl TokenClassificationOptions {
 pub struct FoundEntities {
     /// In text order.
     pub texts: Vec<TextEntities>,
-    /// The tokens and the time that they took.
+    /// Token counts and durations.
     pub usage: Usage,
 }
 

@@ -254,7 +254,7 @@ impl EntitySearch {
         Ok(found)
     }
 
-    /// Resolves conflicts between spans in favour of the highest score, the first of equals. Returns
+    /// Resolves conflicts between spans in favour of the highest score; ties go to the first span. Returns
     /// them in text order.
     ///
     /// Overlapping spans conflict, unless they are nested and entities are not flat, or both cover the same words and
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
         // A span in two windows is one entity.
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
-        // First of equals.
+        // Ties go to the first entity.
         assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);
     }
 

@@ -310,7 +310,7 @@ mod tests {
         FILES.map(|name| (name, Entry::File(if name == MANIFEST { OURS } else { "x" }))).into()
     }
 
-    /// Bundles, bundles that lack something or hold more, other programs' folders, and anything.
+    /// Complete bundles, bundles with missing or additional files, other programs' folders, and arbitrary trees.
     fn tree() -> impl Strategy<Value = Tree> {
         let names: Vec<&str> = FILES.into_iter().chain(OTHERS).collect();
         let entry = prop_oneof![

@@ -147,7 +147,7 @@ impl BytePairs {
         symbols
     }
 
-    /// Merges the pair with the lowest rank, the first of equals, until no pair can be merged.
+    /// Repeatedly merges the pair with the lowest rank (ties go to the first), until no pair can be merged.
     fn merged(&self, mut symbols: Vec<Symbol>) -> Vec<Symbol> {
         // Queue entry that merges the symbol at `place` with the next, ordered by rank.
         let merge = |symbols: &[Symbol], place: usize| {

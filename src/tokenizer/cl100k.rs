@@ -45,8 +45,7 @@ impl Tokens {
 /// # Errors
 /// If an id is unknown or belongs to a special token.
 pub fn decode(ids: &[u32]) -> Result<String> {
-    let tokens =
-        TOKENS.as_ref().ok_or_else(|| Error::model("cannot decompress the tokens of `cl100k_base`"))?;
+    let tokens = TOKENS.as_ref().ok_or_else(|| Error::model("cannot decompress the `cl100k_base` tokens"))?;
     let mut bytes = Vec::new();
     for id in ids {
         bytes.extend_from_slice(tokens.get(*id as usize).ok_or_else(|| {

@@ -5,7 +5,7 @@
 
 use std::{iter::Peekable, str::Chars};
 
-/// Letters, marks, digits, and `_` and its like: `[[:word:]]`.
+/// `[[:word:]]`: letters, marks, digits, and connectors such as `_`.
 const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}";
 /// Characters in `\w` outside brackets that [`WORD`] lacks.
 const NUMBERS: &str = "²³¹¼½¾";

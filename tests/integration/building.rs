@@ -187,7 +187,7 @@ impl Recorded {
     }
 }
 
-/// The fixture's weights are random, so that rounding moves its vectors more than a trained model's.
+/// The fixture's weights are random, so rounding changes its vectors more than a trained model's.
 #[test]
 fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     let Some(runtime) = runtime() else { return };
@@ -218,7 +218,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     assert!(of_int8 < of_blocks && kept < kept_in_blocks && kept < default, "{of_int8}, {of_blocks}, {kept}");
     let floor = format!("mean_cosine = {}\nneighbours = {kept}", (of_int8 + of_blocks) / 2.0);
     let chosen = build(None, &floor, &recorded).unwrap();
-    // The fp32 form, int8 and blocks are written and measured once, and calibrated with what was measured.
+    // fp32, int8 and int8-blocks are written and measured once each; calibration uses the same measurement.
     assert_eq!(recorded.steps("write the graphs"), 3);
     assert_eq!(recorded.steps("measure the quality"), 3 * 300);
     assert_eq!(recorded.steps("calibrate the vectors"), 0);

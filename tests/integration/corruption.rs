@@ -47,7 +47,7 @@ fn inputs() -> Vec<(&'static str, Vec<u8>)> {
     inputs
 }
 
-/// Runs a job on a damaged file: any result is a report, and nothing else is left.
+/// Runs a job on a damaged file: whatever the result, only a report is left.
 fn report_of(folder: &Path, name: &str, bytes: &[u8]) -> (Report, Option<Vec<u8>>) {
     let output = format!("out-{name}");
     let [input, out] = [name, &output].map(|name| folder.join(name));

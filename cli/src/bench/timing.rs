@@ -10,7 +10,7 @@ use kivu::error::{Error, Result};
 /// Work units per second on `threads` threads; `work` gets its thread's number and returns the units done.
 pub(super) fn throughput(threads: usize, work: impl Fn(usize) -> Result<usize> + Sync) -> Result<f64> {
     let (started, work) = (Instant::now(), &work);
-    let panicked = |_| Err(Error::model("a thread of the measurement panicked"));
+    let panicked = |_| Err(Error::model("a measurement thread panicked"));
     let done = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || work(number))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).sum::<Result<usize>>()

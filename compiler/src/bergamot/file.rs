@@ -75,9 +75,7 @@ impl File {
             }
         }
         let options = options.ok_or_else(|| {
-            Error::model(format!(
-                "expected the model's options as `{OPTIONS}`, but found no item of that name"
-            ))
+            Error::model(format!("expected the model's options as `{OPTIONS}`, but found no such item"))
         })?;
         Ok(Self { matrices, options })
     }
@@ -112,7 +110,7 @@ fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Optio
         }
         TEXT => Ok(None),
         other => Err(Error::model(format!(
-            "expected `{name}` in floats or in intgemm's 8-bit integers, but found the type {other:#x}; take the \
+            "expected `{name}` in floats or in intgemm's 8-bit integers, but found the type {other:#x}; use the \
              model's `intgemm` file"
         ))),
     }

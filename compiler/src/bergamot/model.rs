@@ -103,7 +103,7 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
 }
 
 fn missing(name: &str) -> Error {
-    Error::model(format!("expected the matrix `{name}` in the model, but found none of that name"))
+    Error::model(format!("expected the matrix `{name}` in the model, but found no such matrix"))
 }
 
 /// The file's matrices, and the renamed ones.

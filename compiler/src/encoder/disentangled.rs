@@ -222,8 +222,9 @@ impl Windows {
 
     /// Multiplies each token's vector by the row for its distance to each token.
     ///
-    /// Among a block's products with its window, a token's own begin one earlier than the previous token's, since it is
-    /// one farther behind any other. Read in rows that are one shorter, all begin in the same column.
+    /// In a block's products with its window, each token's own products begin one column before the previous token's,
+    /// since it is one farther from every other token. Reading the products in rows that are one value shorter aligns
+    /// them in one column.
     fn products(&self, layers: &mut Layers<'_>, tokens: &Value, table: &Value) -> Value {
         let shape = self.head_shape(layers);
         let graph = &mut layers.graph;

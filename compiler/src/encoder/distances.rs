@@ -13,9 +13,9 @@ pub(super) struct Distances {
     pub(super) has_keys: bool,
     /// Whether distances have queries, multiplied by token keys (position to content).
     pub(super) has_queries: bool,
-    /// The rows for each direction if far distances share rows; each distance has its own otherwise.
+    /// Rows per direction if far distances share rows; `None` if each distance has a row.
     pub(super) buckets: Option<i64>,
-    /// All distances from here on are treated alike.
+    /// Distances from here on are treated as equal.
     pub(super) max: i64,
     /// Whether distance embeddings are normalized.
     pub(super) is_normalized: bool,

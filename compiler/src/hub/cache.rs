@@ -52,7 +52,7 @@ impl RepositoryCache {
         self.folder.join("blobs").join(hash)
     }
 
-    /// The file for a download in progress.
+    /// Path for a download in progress.
     pub(super) fn incomplete(&self, hash: &str) -> PathBuf {
         self.blob(&format!("{hash}.incomplete"))
     }
@@ -89,7 +89,7 @@ impl RepositoryCache {
         let path = self.folder.join(LISTINGS).join(&listing.commit);
         create_parent(&path)?;
         let text = serde_json::to_vec(listing)
-            .map_err(|error| Error::model_because("the list of files cannot be written", error))?;
+            .map_err(|error| Error::model_because("the file list cannot be written", error))?;
         fs::write(&path, sealed::seal(&text)).map_err(Error::io(format!("cannot write `{}`", path.display())))
     }
 

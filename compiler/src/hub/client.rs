@@ -152,10 +152,7 @@ impl<'a> Hub<'a> {
     /// Follows redirects; sends the token only to the same host.
     async fn get(&self, url: &str, from: u64, name: &RepositoryName) -> Attempt<Response<Incoming>> {
         let invalid_url = |error| {
-            Error::config_because(
-                format!("expected the URL of a hub in HF_ENDPOINT, but found `{url}`"),
-                error,
-            )
+            Error::config_because(format!("expected a hub URL in HF_ENDPOINT, but found `{url}`"), error)
         };
         let first: Uri = url.parse().map_err(invalid_url)?;
         let mut target = first.clone();

@@ -26,7 +26,7 @@ pub(crate) struct Linear {
 impl Linear {
     /// Creates a layer with one weight row per output.
     pub(crate) fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
-        let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller took a matrix") };
+        let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller passes a matrix") };
         Self { name: name.to_owned(), weight: weight.values.clone(), bias, inputs, outputs }
     }
 }

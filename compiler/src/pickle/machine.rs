@@ -77,7 +77,7 @@ pub(super) struct Machine<'a> {
     rest: &'a [u8],
     stack: Vec<Value>,
     memo: HashMap<u32, Value>,
-    /// Dictionaries: keys and values in turn. Lists: values.
+    /// Dictionaries: alternating keys and values. Lists: values.
     containers: Vec<Vec<Value>>,
     /// Total number of values in containers.
     contained: usize,
@@ -288,9 +288,7 @@ impl<'a> Machine<'a> {
         let depths = values.iter().map(|value| if let Value::Tuple(_, depth) = value { *depth } else { 0 });
         let depth = depths.max().unwrap_or(0) + 1;
         if depth > MAX_DEPTH {
-            return Err(Error::model(format!(
-                "expected at most {MAX_DEPTH} tuples in each other, but found more"
-            )));
+            return Err(Error::model(format!("expected at most {MAX_DEPTH} nested tuples, but found more")));
         }
         self.contained += values.len();
         self.stack.push(Value::Tuple(values.into(), depth));
@@ -367,7 +365,7 @@ fn storage(id: &Value) -> Result<Storage> {
         return Err(Error::model(format!("expected a whole storage `{key}`, but found a part of another")));
     }
     if !key.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(Error::model(format!("expected the number of a storage, but found `{key}`")));
+        return Err(Error::model(format!("expected a storage number, but found `{key}`")));
     }
     Ok(Storage { kind: *kind, key: Rc::clone(key), len: size(length)? })
 }

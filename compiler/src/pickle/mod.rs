@@ -174,7 +174,7 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
         [Value::Text(name), _] => {
             Err(Error::model(format!("expected a tensor for `{name}`, but found another object")))
         }
-        _ => Err(Error::model("expected the names of tensors, but found another object")),
+        _ => Err(Error::model("expected tensor names, but found another object")),
     });
     Ok((items.collect::<Result<_>>()?, rest))
 }

@@ -22,7 +22,7 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     let config = own.as_ref().unwrap_or(config);
     let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
     let Some(end) = eos_token_ids.first().copied() else {
-        return Err(Error::model("expected an `eos_token_id` at least, but found an empty list"));
+        return Err(Error::model("expected at least one `eos_token_id`, but found an empty list"));
     };
     let defaults = options(config.fields())?.or(&forced);
     Ok(GenerationSettings {

@@ -121,12 +121,12 @@ impl Tables {
     }
 }
 
-/// Where normalizations are.
+/// Position of the normalizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norms {
-    /// Before each part in a layer, and after the last layer.
+    /// Before each sublayer, and after the last layer.
     Before,
-    /// After each part in a layer.
+    /// After each sublayer.
     After,
 }
 

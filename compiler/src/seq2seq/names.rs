@@ -20,7 +20,7 @@ impl fmt::Display for Half {
     }
 }
 
-/// A part in a layer.
+/// A sublayer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Self-attention.

@@ -19,7 +19,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Row(per, operation) => {
-                // A text block's tokens may be in any token block.
+                // A text block's tokens may be in several token blocks.
                 let continues = !matches!(operation, RowOperation::Pool { .. });
                 match stages.last_mut() {
                     Some(Stage::Rows(stage)) if stage.per == per && continues => {
@@ -51,7 +51,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
                 let mut read = BTreeSet::new();
                 for operation in &stage.operations {
                     match *operation {
-                        // Read from its blocks, not from the stage's own.
+                        // Pooling reads the value's token blocks, since a text block's tokens may be in several.
                         RowOperation::Pool { input, .. } => drop(read_later.insert(input)),
                         _ => read.extend(operation.inputs()),
                     }

@@ -58,7 +58,7 @@ impl TableModel {
         let signature = graph::signature(&graph)?;
         let unsupported = |what: &str| {
             Error::model(format!(
-                "expected the graph of a table of vectors, but found {what}; use `engine = \"onnx\"`"
+                "expected a graph with only a vector table, but found {what}; use `engine = \"onnx\"`"
             ))
         };
         let others = graph.node.iter().any(|node| !is_mean(node) && node.op_type != "Identity");

@@ -129,7 +129,7 @@ impl Workers {
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         self.shared.lock().calls.push_back(Call { texts, deadline, outputs });
         self.shared.changed.notify_one();
-        let gone = || Err(Error::inference("the run of the model failed"));
+        let gone = || Err(Error::inference("the model run failed"));
         deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
     }
 }
@@ -268,7 +268,7 @@ impl Shared {
         for Call { texts, deadline, outputs } in calls {
             let output = match has_stopped {
                 true if deadline.has_passed() => Err(deadline.exceeded()),
-                true => Err(Error::inference("the run of the model panicked")),
+                true => Err(Error::inference("the model run panicked")),
                 false => Ok((text..text + texts.len())
                     .map(|text| team.run.outputs(&self.model.program, text))
                     .collect()),

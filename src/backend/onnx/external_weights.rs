@@ -90,7 +90,7 @@ impl ExternalWeights {
 /// Fills one file's tensors from its bytes, in order.
 #[derive(Debug)]
 pub struct FileFiller<'a> {
-    /// The tensors that are not full yet, with their offsets, sorted by them.
+    /// Tensors that are not full yet, with their offsets, in ascending order.
     tensors: Vec<(u64, &'a mut [u8])>,
     position: u64,
 }

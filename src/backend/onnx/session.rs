@@ -225,7 +225,7 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
         Elements::Fp32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         Elements::Int64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
-        Elements::Bytes(_) => return Err(ort::Error::new("inputs of strings are not supported")),
+        Elements::Bytes(_) => return Err(ort::Error::new("string inputs are not supported")),
     })
 }
 
@@ -238,7 +238,7 @@ fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
         ElementType::Fp32 => extract(value).map(|(shape, values)| (shape, Elements::Fp32(values))),
         ElementType::Int32 => extract(value).map(|(shape, values)| (shape, Elements::Int32(values))),
         ElementType::Int64 => extract(value).map(|(shape, values)| (shape, Elements::Int64(values))),
-        ElementType::Bytes => Err(ort::Error::new("outputs of strings are not supported")),
+        ElementType::Bytes => Err(ort::Error::new("string outputs are not supported")),
     };
     let (shape, elements) = extracted.map_err(|error| {
         let message = format!("the model's output `{}` does not match its declaration", spec.name);

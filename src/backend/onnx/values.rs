@@ -32,7 +32,7 @@ pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
         ElementType::Int32 => tensor(shape, vec![0_i32; size]),
         ElementType::Int64 => tensor(shape, vec![0_i64; size]),
         ElementType::Bytes => {
-            Err(Error::model(format!("expected a state of numbers, but found `{}` of strings", spec.name)))
+            Err(Error::model(format!("expected a numeric state, but found strings in `{}`", spec.name)))
         }
     }
 }

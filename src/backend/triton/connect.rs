@@ -40,9 +40,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Idle connections are closed after this time: load balancers drop theirs silently after 350 s. Keep-alive pings
 /// do not help: a frozen function cannot send any, and Triton closes idle connections that send them.
 const MAX_IDLE: Duration = Duration::from_secs(240);
-/// Flow control for HTTP/2: bytes in flight for one response, more than most responses have, …
+/// HTTP/2 flow control window per response, in bytes: more than most responses have.
 const STREAM_WINDOW: u32 = 8 * 1024 * 1024;
-/// … and for all responses on a connection.
+/// HTTP/2 flow control window per connection, in bytes.
 const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
 /// Settings shared by a fleet's servers.

@@ -133,7 +133,7 @@ impl KserveClient for GrpcClient {
     }
 }
 
-/// Classifies a status. One with a source was made by this process, from a connection error.
+/// Classifies a status. A status with a source was created in this process, from a connection error.
 fn failure(status: &Status) -> AttemptFailure {
     if let Some(source) = std::error::Error::source(status) {
         let is_connect = source.downcast_ref::<ClientError>().is_some_and(ClientError::is_connect);

@@ -21,9 +21,9 @@ use super::{
     server_url::ServerUrl,
 };
 
-/// Names are resolved again after this time …
+/// DNS refresh interval.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// … or after this time if no endpoint is healthy.
+/// DNS refresh interval while no endpoint is healthy.
 const MAX_AGE_WITHOUT_HEALTHY: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -146,7 +146,7 @@ impl Pool {
                 Ok(sockets) => found.extend(sockets.into_iter().map(|socket| (server, url, socket))),
                 Err(error) => {
                     is_complete = false;
-                    tracing::warn!(%error, "cannot resolve a server of the fleet");
+                    tracing::warn!(%error, "cannot resolve a fleet server");
                 }
             }
         }
@@ -164,7 +164,7 @@ impl Pool {
             }
             match Endpoint::new(server, url.clone(), socket, Arc::clone(&self.settings)) {
                 Ok(endpoint) => resolved.endpoints.push(Arc::new(endpoint)),
-                Err(error) => tracing::error!(error = error.chain(), "cannot use a server of the fleet"),
+                Err(error) => tracing::error!(error = error.chain(), "cannot use a fleet server"),
             }
         }
         resolved.at = Some(Instant::now());

@@ -36,7 +36,7 @@ pub(super) struct ServerUrl {
 impl FromStr for ServerUrl {
     type Err = Error;
 
-    /// Parses a URL. The error does not repeat it, since it may contain a password.
+    /// Parses a URL. The error does not quote the URL, since it may contain a password.
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |found: &str| {
             Error::config(format!(

@@ -123,7 +123,7 @@ pub(in crate::batch) type WrittenPiece = (Vec<u8>, Option<Footer>);
 
 /// Error for rows in another format than their writer's.
 pub(super) fn mismatched<T>() -> Result<T> {
-    Err(Error::invalid("expected rows in the format of their file, but found another"))
+    Err(Error::invalid("expected rows in their file's format, but found another format"))
 }
 
 /// Error for an unreadable input: from S3 or the operating system, or for damaged contents.

@@ -70,7 +70,7 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     if shift.is_finite() { Ok((shift, bounds)) } else { Err(not_a_number()) }
 }
 
-/// Index of the maximum; the first of equals.
+/// Index of the maximum; ties go to the first.
 pub(super) fn best(scores: &[f32]) -> Result<usize> {
     let is_nan = scores.iter().fold(0_u32, |count, score| count + u32::from(score.is_nan())) > 0;
     let largest = largest(scores);
@@ -139,7 +139,7 @@ fn power(x: f32) -> f32 {
     fraction * f32::from_bits(exponent)
 }
 
-/// The `count` best continuations across all beams, in descending order; equals keep the input order.
+/// The `count` best continuations across all beams, in descending order; ties keep the input order.
 pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
     for (beam, row) in beams.iter().enumerate() {

@@ -41,7 +41,7 @@ pub struct GeneratedTexts {
     pub texts: Vec<Vec<GeneratedText>>,
     /// Languages per text, by the model's codes.
     pub pairs: Vec<LanguagePair>,
-    /// The tokens and the time that they took.
+    /// Token counts and durations.
     pub usage: Usage,
 }
 

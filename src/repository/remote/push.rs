@@ -141,7 +141,8 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     Ok(true)
 }
 
-/// Whether the store has the complete file. Its contents are read: a damaged object's metadata are still right.
+/// Whether the store has the complete file. Reads the contents, since a damaged object may still have the right
+/// metadata.
 fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
     let is_same =
         |object: &Object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3);
@@ -208,7 +209,7 @@ impl Written {
     /// Note contents. A damaged note is ignored.
     fn encode(&self) -> Result<Vec<u8>> {
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::model_because("the state of the upload cannot be written", error))?;
+            .map_err(|error| Error::model_because("the upload state cannot be written", error))?;
         Ok(sealed::seal(&text))
     }
 

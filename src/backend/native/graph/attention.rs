@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
     /// Reads the distance bias called `name`.
     fn distances(&mut self, name: &str, heads: usize) -> Result<DistanceBias> {
         let Meaning::Distances(table) = self.meaning(name)? else {
-            return Err(unsupported(&format!("`{name}` as a bias of attention")));
+            return Err(unsupported(&format!("`{name}` as an attention bias")));
         };
         let shape = &self.tensor(table)?.dims;
         let count = match shape[..] {
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         let Some(count) = count.filter(|count| count % 2 == 1) else {
-            return Err(unsupported(&format!("`{table}` of shape {shape:?} as values for distances")));
+            return Err(unsupported(&format!("`{table}` of shape {shape:?} as distance values")));
         };
         self.limits.length = self.limits.length.min(count / 2 + 1);
         let values = self.array(table, heads.saturating_mul(count))?;

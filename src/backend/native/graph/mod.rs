@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
                 let table = Table::Fp32(self.array(input(0), rows * width)?);
                 if operator.1 == "PositionsAfterPadding" {
                     let padding = self.scalar(input(2)).and_then(|padding| u32::try_from(padding).ok());
-                    let no_padding = || unsupported(&format!("no id of padding in `{}`", node.name));
+                    let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
                     self.padding = Some(padding.ok_or_else(no_padding)?);
                 }
                 self.lookup(table, (rows, width), Index::Position)?
@@ -215,7 +215,7 @@ impl<'a> Reader<'a> {
     fn view(&self, name: &str) -> Result<View> {
         match self.meaning(name)? {
             Meaning::Rows(view) => Ok(view),
-            _ => Err(unsupported(&format!("`{name}` in a place of vectors"))),
+            _ => Err(unsupported(&format!("`{name}` in place of vectors"))),
         }
     }
 

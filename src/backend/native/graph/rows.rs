@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
 
     /// Activates one half of a matrix, and multiplies it by the other half.
     pub(super) fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the product `{}`, which is not that of a gate", node.name));
+        let refuse = || unsupported(&format!("the product `{}`, which does not belong to a gate", node.name));
         let [left, right] = &node.input[..] else { return Err(refuse()) };
         let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
             (self.meaning(left)?, self.meaning(right)?)

@@ -98,7 +98,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A runtime must not block on its end inside another one.
+        // A runtime must not be dropped, which blocks, inside another runtime.
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }

@@ -31,7 +31,7 @@ impl RequestError {
 
     /// Error for an object that was replaced.
     pub(super) fn refused() -> Self {
-        Self { is_refused: true, ..Self::permanent("the object is another one") }
+        Self { is_refused: true, ..Self::permanent("the object was replaced") }
     }
 
     /// Whether the object, the bucket or the upload does not exist.
