@@ -67,7 +67,7 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
     Ok(entries)
 }
 
-/// Refuses a file with another SHA-256; the error calls it `name`.
+/// Refuses a file with a different SHA-256; the error calls the file `name`.
 pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> Result<()> {
     let found = sha256_of(path)?;
     if found == expected {

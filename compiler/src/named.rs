@@ -154,7 +154,7 @@ impl NamedModels {
         Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
     }
 
-    /// Lets [`find`](Self::find) return a bundle built from a folder or a recipe into another place. `id` is the
+    /// Lets [`find`](Self::find) return a bundle built from a folder or a recipe into another folder. `id` is the
     /// source's [`path_id`] before the build.
     pub fn add_elsewhere(&self, source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<()> {
         let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;

@@ -172,7 +172,7 @@ impl Weights {
         }
     }
 
-    /// The weight that another file calls `name`, with or without `prefix`, which the names here may have or lack too.
+    /// Finds a weight by its name in another file. Either name may have or lack `prefix`.
     pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
         let bare = name.strip_prefix(prefix).unwrap_or(name);
         let names = [name, bare, &format!("{prefix}{bare}")];

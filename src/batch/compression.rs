@@ -167,7 +167,7 @@ impl Packer {
         self.write_all(buffer)
     }
 
-    /// The output, which is complete by itself and can be appended to another one.
+    /// The output, which is complete and can be appended to another output.
     pub(super) fn finish(self) -> io::Result<Vec<u8>> {
         match self {
             Self::None(bytes) => Ok(bytes),

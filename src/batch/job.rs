@@ -211,7 +211,7 @@ impl Job {
     fn skip_done(&self, state: &mut State, input: &OpenInput, mut table: Table) -> Result<Table> {
         let layout = table.rows.reader.layout();
         match &state.layout {
-            // Another version may determine another layout.
+            // Another version may detect a different layout.
             Some(saved) if *saved != layout => table = self.table(input, saved, table.shape.columns)?,
             _ => state.layout = Some(layout),
         }

@@ -20,10 +20,10 @@ pub(super) struct OutputForm {
 impl OutputForm {
     /// Selects the form for the name `output`. Without a known extension, the input's form applies.
     ///
-    /// Also returns a note if the name states another format, because the input's name is just as wrong.
+    /// Also returns a note if the name states a different format, because the input's name is just as wrong.
     ///
     /// # Errors
-    /// The name states another format, or a compressed Parquet file.
+    /// The name states a different format, or a compressed Parquet file.
     pub(super) fn of(
         output: &str,
         input: &str,

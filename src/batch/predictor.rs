@@ -281,7 +281,7 @@ fn count(answers: &mut Answers, usage: &Usage) {
     answers.truncated += usage.truncated.len() as u64;
 }
 
-/// Whether the error has another cause than the text.
+/// Whether the error has a cause other than the text.
 fn is_internal(error: &Error) -> bool {
     !matches!(error, Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. })
 }

@@ -50,7 +50,8 @@ pub struct Encoder {
 impl Encoder {
     /// Creates an encoder that reads `outputs`; a classifier has one value per label in `labels`.
     ///
-    /// A model with another signature is refused: a local one now, one on a fleet when its description is known.
+    /// A model with a different signature is refused: a local model immediately, a fleet's model once its description
+    /// is known.
     pub(super) fn new(
         tokenizer: Arc<Tokenizer>,
         route: Route,

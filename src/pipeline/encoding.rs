@@ -60,7 +60,7 @@ pub(super) struct EncodingOptions<'a> {
     /// Put around each pair.
     pub(super) template: Option<&'a PairTemplate>,
     pub(super) truncation: Truncation,
-    /// Maximum input bytes; each text counts as far as it can be read.
+    /// Maximum input bytes; each text counts up to the length that can be read.
     pub(super) max_bytes: usize,
     /// Text form for the role.
     pub(super) role: Option<&'a RoleSettings>,

@@ -42,10 +42,11 @@ pub(super) trait Work<L, R>: Sync {
 
 /// A model on a fleet, ready to be run.
 pub(super) trait RemoteModel: Clone + Send + Sync {
-    /// The requirements on the model.
+    /// What the task requires of the model.
     type Spec: Clone + fmt::Debug + Send + Sync;
 
-    /// Opens the model as its servers describe it. The error for another kind of model names both sides.
+    /// Opens the model as its servers describe it. Fails for a different kind of model; the error names the expected
+    /// and the found one.
     fn open(described: &dyn RemoteBackend, spec: &Self::Spec) -> Result<Self>;
 }
 
@@ -93,8 +94,8 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         Ok(model)
     }
 
-    /// Fails if the fleet's model is of another kind. An unreachable fleet is not an error. No connection is kept,
-    /// since this may run on a different Tokio runtime.
+    /// Fails if the fleet's model is of a different kind. An unreachable fleet is not an error. No connection is
+    /// kept, since this may run on a different Tokio runtime.
     pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.route.fleet() {
             None => Ok(()),

@@ -36,7 +36,7 @@ pub struct RankingOptions {
 }
 
 impl RankingPipeline {
-    /// A cross-encoder; a model with other than one label is refused.
+    /// A cross-encoder; a model with several labels or none is refused.
     pub fn cross_encoder(pipeline: ClassificationPipeline) -> Result<Self> {
         let found = pipeline.settings().labels.len();
         if found != 1 {

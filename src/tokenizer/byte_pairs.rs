@@ -12,7 +12,7 @@ use tokenizers::Token;
 use super::trie::{PieceTrie, number, take};
 
 /// A BPE model on top of a [`PieceTrie`]. The crate's hash maps take 40 MB for 128,000 pieces and their merges; this
-/// takes only its file's bytes. Both return equal ids.
+/// takes only its file's bytes. Both return the same ids.
 pub(super) struct BytePairs {
     pieces: PieceTrie,
     /// Piece count; several pieces may have the same id.

@@ -75,7 +75,8 @@ impl Encoding {
         Self { ids, type_ids, truncated_from, unattended: 0 }
     }
 
-    /// Tokens between others, truncated to at most `limit` in all. An error calls the input `what`.
+    /// Puts `ids` between the tokens `before` and `after`, truncated to at most `limit` tokens in total. Errors call
+    /// the input `what`.
     fn within(
         mut ids: Vec<u32>,
         [before, after]: &[Vec<u32>; 2],
@@ -150,8 +151,8 @@ impl Tokenizer {
         Ok(Encoding::from_raw(&self.add_special_tokens(first, Some(second))?, truncated_from))
     }
 
-    /// Encodes a text between two others, each on its own and without special tokens, into at most `limit` tokens. Only the
-    /// text between them is truncated.
+    /// Encodes `before`, `text` and `after` separately, without special tokens, into at most `limit` tokens. Only
+    /// `text` is truncated.
     pub fn encode_between(
         &self,
         [before, text, after]: [&str; 3],

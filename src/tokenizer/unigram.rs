@@ -8,7 +8,7 @@ use super::trie::{PieceTrie, number, take};
 /// A Unigram model on top of a [`PieceTrie`].
 ///
 /// The crate builds a tree of hash maps, which takes a third of a second and some 200 MB for 250,000 pieces. Both
-/// return equal ids, also for ties and unknown characters.
+/// return the same ids, also for ties and unknown characters.
 pub(super) struct Unigram {
     pieces: PieceTrie,
     /// The piece for unknown characters, and the score per character.

@@ -9,7 +9,7 @@ use tokenizers::Token;
 use super::trie::{PieceTrie, number, take};
 
 /// A WordPiece model on top of a [`PieceTrie`]. The crate's hash maps take 10 ms and 5 MB for 30,000 pieces; this takes
-/// only its file's bytes. Both return equal ids.
+/// only its file's bytes. Both return the same ids.
 pub(super) struct WordPieces {
     pieces: PieceTrie,
     /// Piece count; some ids may be unused.

@@ -87,7 +87,7 @@ fn uses(line: &str, name: &str) -> bool {
     })
 }
 
-/// The files that may open others in other ways than `regular_file`: for writing, in `/proc`, or as streams.
+/// Files that may open files without `regular_file`: for writing, in `/proc`, or as streams.
 const OPENERS: &[&str] = &[
     "src/backend/processor.rs",
     // Only tests.

@@ -26,7 +26,7 @@ fn set(model: &Path, file: &str, field: &str, value: Value) {
     fs::write(path, fields.to_string()).unwrap();
 }
 
-/// The response of a fixture with a changed field, in fp32; nothing without ONNX Runtime.
+/// A fixture's response after a field was changed, in fp32; `None` without ONNX Runtime.
 async fn answer(name: &str, change: Option<(&str, &str, Value)>, path: &str, body: Value) -> Option<Value> {
     let runtime = runtime()?;
     let folder = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::models::{build_request, fixtures, open, request_without_floor, runtime, serve};
 
-/// Vector tolerance relative to sentence-transformers in fp32: the same sums in another order.
+/// Vector tolerance relative to sentence-transformers in fp32: the same sums in a different order.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]

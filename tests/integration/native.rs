@@ -137,7 +137,7 @@ async fn the_native_backend_keeps_the_contract() {
     }
 }
 
-/// Rounding differs, and a value that is rounded to another integer changes the next layer.
+/// Rounding differs, and a value that is rounded to a different integer changes the next layer.
 #[tokio::test]
 async fn the_results_are_those_of_onnx_runtime_on_the_same_file() {
     has_the_results_of_onnx_runtime(MODELS).await;

@@ -246,7 +246,7 @@ fn byte_pairs_are_read_from_the_files_of_the_slow_tokenizer() {
     insta::assert_snapshot!(error.split_once("`: ").unwrap().1, @"expected two pieces in each line of `merges.txt`, but found `ab`");
 }
 
-/// A fixture copy whose `config.json` has other fields.
+/// A fixture copy with changed fields in its `config.json`.
 fn changed(name: &str, fields: &Value, folder: &Path) -> PathBuf {
     let (source, copy) = (fixtures().join("models").join(name), folder.join("changed"));
     fs::create_dir_all(&copy).unwrap();

@@ -289,7 +289,7 @@ async fn kserve_takes_token_ids_and_texts() {
     assert!(values[..35].iter().all(|value| *value != 0.0) && values[35..].iter().all(|value| *value == 0.0));
 }
 
-/// Bundles a fixture copy with another class in its `config.json`; returns the build's remark.
+/// Bundles a fixture copy with a different class in its `config.json`; returns the build's note.
 fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Result<Option<String>, String>> {
     let runtime = runtime()?;
     let source = folder.join("source");

@@ -190,7 +190,7 @@ pub(super) fn blob_hash(path: &Path) -> Result<String> {
     }
 }
 
-/// Refuses a snapshot file that is missing or has another hash.
+/// Refuses a snapshot file that is missing or has a different hash.
 pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
     if !path.exists() {
         return Err(missing(path));

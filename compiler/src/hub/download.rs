@@ -64,7 +64,7 @@ impl Snapshot<'_> {
 
     async fn download(&self, file: &HubFile) -> Result<()> {
         let mut download = Download::open(file, self.cache.incomplete(&file.hash))?;
-        // A file begun by another program may have other contents.
+        // A partial file from another program may have different contents.
         let mut may_restart = download.offset > 0;
         loop {
             self.complete(&mut download).await?;
@@ -184,7 +184,7 @@ impl<'a> Download<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        // An overlong response has another hash, which is reported at the end.
+        // An overlong response has a different hash, which is reported at the end.
         let rest = usize::try_from(self.file.size - self.offset).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(rest)];
         self.target.write_all(bytes).map_err(|error| self.unwritable(error))?;

@@ -167,7 +167,7 @@ async fn fetch_one(
     let of =
         |paths: Vec<String>| files.iter().filter(move |file| paths.contains(&file.path)).collect::<Vec<_>>();
 
-    // Small files, which decide on the others.
+    // Small files, which determine which others are needed.
     let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
     fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
     let (base, weights) = base_and_weights(&paths, part, &folder, name)?;

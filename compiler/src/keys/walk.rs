@@ -224,7 +224,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Refuses a model saved for another class, to which sentence-transformers gives other modules than its files list.
+    /// Refuses a model saved for a different class, for which sentence-transformers does not use the listed modules.
     /// `ColBERT` is PyLate's.
     fn model_class(&mut self) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
@@ -248,7 +248,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Refuses a transformer head that the following modules do not expect, and outputs of another head.
+    /// Refuses a transformer head, or a head's outputs, that the following modules do not expect.
     fn task(&mut self, path: &Path) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(path)?.unwrap_or_default();
         let has = |class: &str| {

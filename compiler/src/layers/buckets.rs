@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(begins, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
         assert!((1..512).all(|steps| buckets.of(steps) == buckets.of(-steps) + 16));
         assert_eq!(buckets.of(0), 0);
-        // As in a decoder, whose tokens only have others before them.
+        // As in a decoder, whose tokens attend only to earlier tokens.
         let buckets = Buckets { side: 32, farthest: 128 };
         let begins: Vec<usize> =
             (17..512).filter(|steps| buckets.on_side(*steps) != buckets.on_side(steps - 1)).collect();

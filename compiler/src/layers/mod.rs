@@ -26,7 +26,7 @@ use kivu::{
 /// Attention score for padding: `torch.finfo(torch.float32).min`, as in `transformers`.
 const MASKED: f32 = f32::MIN;
 
-/// Weights per scale in block quantization, unless a graph uses another number.
+/// Weights per scale in block quantization, unless a graph uses a different number.
 pub(super) const BLOCK: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {

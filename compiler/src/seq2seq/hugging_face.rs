@@ -31,7 +31,7 @@ use kivu::{
 
 /// Supported `model_type`s.
 pub(crate) const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
-/// Class name suffixes without another head. `Model` has no head at all: the output matrix is the embedding table.
+/// Class name suffixes for text generators. `Model` has no head: its output matrix is the embedding table.
 const ARCHITECTURES: [&str; 4] = ["ForConditionalGeneration", "WithLMHeadModel", "MTModel", "Model"];
 
 const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");

@@ -1,7 +1,7 @@
 //! Kivu's own engine for int8 encoders.
 //!
-//! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded
-//! to another 8-bit integer changes all later layers, so both engines' results agree as well as int8 agrees
+//! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded to a
+//! different 8-bit integer changes all later layers, so both engines' results agree as well as int8 agrees
 //! with fp32. A text's output has the same bits whatever other texts are in the request, for any thread count,
 //! and on every processor.
 

@@ -121,7 +121,7 @@ pub(in crate::batch) trait RowWriter: Send {
 /// A piece's bytes, and its footer for Parquet.
 pub(in crate::batch) type WrittenPiece = (Vec<u8>, Option<Footer>);
 
-/// Error for rows in another format than their writer's.
+/// Error for rows whose format differs from the writer's.
 pub(super) fn mismatched<T>() -> Result<T> {
     Err(Error::invalid("expected rows in their file's format, but found another format"))
 }

@@ -20,7 +20,7 @@ impl GenerationConfig {
             || !self.forced(ids, max_length).is_empty()
     }
 
-    /// The tokens among which the next one has to be; none if it may be any.
+    /// The only tokens allowed next; empty if all are allowed.
     fn forced(&self, ids: &[i64], max_length: usize) -> &[i64] {
         match ids.len() {
             length if length + 1 == max_length && !self.forced_eos_token_id.is_empty() => {
@@ -141,7 +141,7 @@ fn repeated(ids: &[i64], size: usize) -> impl Iterator<Item = i64> {
 /// The last token of `word`, if the sequence ends with the tokens before it.
 fn completes(ids: &[i64], word: &[i64]) -> Option<i64> {
     let (last, before) = word.split_last()?;
-    // As in `transformers`, the sequence has to be as long as the whole word.
+    // As in `transformers`, the sequence must be as long as the whole word.
     (before.is_empty() || (word.len() <= ids.len() && ids.ends_with(before))).then_some(*last)
 }
 

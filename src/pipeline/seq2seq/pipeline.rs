@@ -129,7 +129,7 @@ impl Seq2SeqPipeline {
         self.executor.has_fleet()
     }
 
-    /// Fails if the fleet's model is of another kind; an unreachable fleet is not an error.
+    /// Fails if the fleet's model is of a different kind; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         self.executor.check_fleet(deadline).await
     }

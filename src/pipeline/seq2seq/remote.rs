@@ -37,7 +37,7 @@ pub(super) struct RemoteGenerator {
     has_scores: bool,
     /// The options that a request may set.
     options: BTreeSet<String>,
-    /// First token of a target in another language than requested. A model without the option [`LANGUAGE`]
+    /// First token of a target in a language other than the requested one. A model without the option [`LANGUAGE`]
     /// always generates the same.
     observed_language: Arc<Mutex<Option<i64>>>,
 }
@@ -124,8 +124,8 @@ impl RemoteGenerator {
         }
     }
 
-    /// Generates `num_return_sequences` targets for each row in `rows`, the best first. Refuses targets in another
-    /// language than requested.
+    /// Generates `num_return_sequences` targets for each row in `rows`, the best first. Refuses targets in a language
+    /// other than the requested one.
     pub(super) async fn generate(
         &self,
         rows: &[&[i64]],

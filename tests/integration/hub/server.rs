@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Cut(usize),
     /// A byte every 50 ms.
     Drip,
-    /// One byte has another value.
+    /// One byte is changed.
     Corrupt,
     /// A range is ignored.
     Whole,

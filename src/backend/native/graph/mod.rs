@@ -1,7 +1,7 @@
 //! Reads a program from an ONNX graph, as `kivu build` writes it.
 //!
 //! Supports some operators from ONNX and ONNX Runtime, and the model-local functions in the domain `kivu`, whose bodies
-//! in the file have the same results: see `compiler/src/functions.rs`. A graph with other operators, or another
+//! in the file have the same results: see `compiler/src/functions.rs`. A graph with other operators, or a different
 //! arrangement, is refused with the first unsupported name; ONNX Runtime can run it.
 
 mod attention;
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
         Ok(view.value)
     }
 
-    /// A value that other than row operations can read.
+    /// A value that stages other than row stages can read.
     fn by_row(&self, name: &str) -> Result<View> {
         let view = self.view(name)?;
         match self.attended.contains(&view.value) {
