@@ -136,7 +136,7 @@ fn table(weights: &Weights) -> Result<Weight> {
     Ok(Weight { shape: vec![height, width], values: rows })
 }
 
-/// Removes the tokenizer's special tokens step; also returns the token count at which it truncates.
+/// Removes the post-processor that adds special tokens; also returns the token count at which it truncates.
 fn without_special_tokens(tokenizer: &[u8]) -> Result<(Vec<u8>, usize)> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut file: Json = serde_json::from_slice(tokenizer).map_err(unreadable)?;

@@ -241,7 +241,7 @@ impl Storage for S3Storage {
     }
 }
 
-/// Error for a job that another process claimed.
+/// Error for a job that another process has claimed.
 fn taken(output: &Url) -> Error {
     let action =
         format!("expected one process for the job that writes `{output}`, but another one took it over");

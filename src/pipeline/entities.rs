@@ -70,7 +70,7 @@ pub enum EntityLabel {
 pub enum TextEntities {
     /// Without redaction.
     Entities(Vec<Entity>),
-    /// With the text in which they are replaced.
+    /// The entities, and the text in which they are replaced.
     Redacted {
         /// The text, with each entity replaced by its label.
         text: String,

@@ -161,7 +161,7 @@ pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
     TURNS.scope(Arc::new(turns), request).await
 }
 
-/// Runs a request's batches and returns the results in input order, by the indexes that come with them.
+/// Runs a request's batches and returns the results in input order, which their indexes determine.
 ///
 /// At most twice the backend's concurrency is in progress: it never waits for the next batch, and requests take turns.
 pub(super) async fn run_batches<T: Send>(

@@ -128,7 +128,7 @@ impl Tokenizer {
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
         let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
-        // As the crate does; most post-processors set their own types.
+        // As in the crate; most post-processors set their own types.
         second.set_type_ids(vec![1; second.len()]);
         let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;

@@ -261,7 +261,7 @@ impl Translator<'_> {
             _ => self.rest.by_ref().take(if kind == 'x' { 2 } else { 4 }).collect(),
         };
         let code = u32::from_str_radix(&digits, 16).map_err(|_| format!("`\\{kind}{digits}`"))?;
-        // Two digits are a byte, which is a character below 80 only.
+        // Two digits are a byte, which is a whole character only below 80.
         let is_byte = kind == 'x' && digits.len() == 2 && code >= 0x80;
         if is_byte { Err(format!("`\\x{digits}`")) } else { Ok(code) }
     }

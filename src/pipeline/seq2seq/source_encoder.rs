@@ -171,7 +171,7 @@ impl SourceEncoder {
         Ok(ids.is_some_and(|ids| ids.len() <= frame.limit))
     }
 
-    /// Adds a sentence, split between words if it is too long, until there are too many.
+    /// Adds a sentence, split between words if it is too long; stops once there are too many sentences.
     fn add<'a>(
         &self,
         sentence: &'a str,

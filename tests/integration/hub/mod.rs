@@ -192,7 +192,7 @@ fn slow_connections_are_replaced() {
     server.fail("model.safetensors", Fault::Drip);
     let mut config = config(&server, cache.path());
     fetch("tests/tiny-bert", &config).unwrap();
-    // Each attempt delivers a few bytes, but a server that never delivers more is an error in the end.
+    // Each attempt delivers a few bytes; if no attempt delivers more, the download fails in the end.
     let other = tempfile::tempdir().unwrap();
     config.cache = other.path().to_owned();
     for _ in 0..5 {

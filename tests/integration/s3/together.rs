@@ -149,7 +149,7 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
         command.arg("batch").arg(at("in.jsonl")).arg(output).current_dir(folder.path()).output().unwrap()
     };
 
-    // Without failures, on this machine.
+    // The baseline without failures, on this machine.
     let line = |row| format!("{}\n", json!({ "id": row, "text": text(row) }));
     fs::write(at("in.jsonl"), (0..ROWS).map(line).collect::<String>()).unwrap();
     let mut quiet = storage.kivu(Mood::Calm);
