@@ -152,7 +152,7 @@ impl Modules {
             "Normalize" => {
                 return Err(Error::model("expected `Normalize` after `Pooling`, but found it before"));
             }
-            // It has an effect in training only.
+            // Dropout has an effect in training only.
             "Dropout" => return Ok(()),
             other => {
                 return Err(Error::model(format!(

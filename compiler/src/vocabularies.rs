@@ -44,7 +44,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     let text = read(&folder.join(WORDS))?;
     let text = String::from_utf8(text)
         .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
-    // A piece is a line without its line feed; among equal pieces the last one counts.
+    // A piece is a line without its line feed; among duplicate pieces, the last one is used.
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
     let ids: Map<String, Value> =
         lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();

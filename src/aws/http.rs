@@ -24,7 +24,7 @@ pub(crate) fn client() -> SharedHttpClient {
     })
 }
 
-/// The HTTPS proxy from the environment. One that cannot be parsed is ignored, as `hyper_util` does for the hub.
+/// The HTTPS proxy from the environment. A URL that cannot be parsed is ignored, as by `hyper_util` for the hub.
 fn proxy(variable: impl Fn(&str) -> Option<String>) -> Option<ProxyConfig> {
     let first =
         |names: &[&str]| names.iter().find_map(|name| variable(name)).filter(|value| !value.is_empty());

@@ -159,7 +159,7 @@ fn is_json(start: &[u8]) -> Result<bool> {
             let first = first.or_else(|| start[line.len()..].trim_ascii_start().first());
             match first {
                 Some(b'{' | b'"' | b'[') => Err(Error::invalid(
-                    "expected an object per line, but found a list; write each of its items on a line of its own, such \
+                    "expected an object per line, but found a list; write each item on its own line, such \
                      as with `jq -c '.[]'`",
                 )),
                 _ => Ok(false),

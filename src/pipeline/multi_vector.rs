@@ -34,9 +34,9 @@ pub struct MultiVectorSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MaxSim {
-    /// They are added (ColBERT).
+    /// Sum (ColBERT).
     Sum,
-    /// Their mean is taken (bge-m3).
+    /// Mean (bge-m3).
     Mean,
 }
 

@@ -25,7 +25,7 @@ pub const MANIFEST: &str = "manifest.toml";
 /// Tokenizer file name.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// Compiled tokenizer file name. It loads faster; not every bundle has one.
+/// Compiled tokenizer file name. Loads faster than [`TOKENIZER`]; some bundles lack it.
 pub const PIECES: &str = "tokenizer.pieces";
 
 /// File name for an embedding model's vector ranges; earlier versions' bundles have none.

@@ -188,7 +188,7 @@ impl BytePairs {
     }
 }
 
-/// Ranks and merged ids by pair ids. As in the crate, the last of equal pairs counts.
+/// Ranks and merged ids by pair ids. As in the crate, the last one of duplicate pairs is used.
 fn merges(list: &Value, ids: &BTreeMap<&str, u32>) -> Option<BTreeMap<[u32; 2], [u32; 2]>> {
     let merge = |(rank, pair): (u32, &Value)| {
         let (left, right) = match pair {

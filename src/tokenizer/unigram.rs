@@ -53,7 +53,7 @@ impl Unigram {
         let byte_fallback = u64::from(model.byte_fallback());
         let pieces: Vec<&(String, f64)> = model.iter().collect();
 
-        // The last of equal pieces counts, as in the crate.
+        // As in the crate, the last one of duplicate pieces is used.
         let mut keys: Vec<(&[u8], u32)> =
             pieces.iter().zip(0..).map(|((piece, _), id)| (piece.as_bytes(), id)).collect();
         keys.sort_by(|left, right| left.0.cmp(right.0).then(right.1.cmp(&left.1)));

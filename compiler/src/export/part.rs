@@ -37,8 +37,8 @@ pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> Gra
 
 /// Takes the row count (the length of the first axis) from the tensor called `source`.
 ///
-/// Exports take it from any tensor, so that even nodes that depend on the encoder alone would need the decoder's
-/// tokens.
+/// Exports take the row count from any tensor, so even nodes that depend on the encoder alone would need the
+/// decoder's tokens.
 pub(super) fn with_rows_of(mut graph: GraphProto, source: &str) -> GraphProto {
     let shapes: BTreeSet<&str> = outputs_of(&graph, |node| node.op_type == "Shape");
     let mut zeros: BTreeSet<&str> = outputs_of(&graph, is_zero);

@@ -267,7 +267,7 @@ family!(
     [
         PADDING,
         &[("unpad_inputs", Any), ("use_memory_efficient_attention", Any)],
-        // It limits an attention scale that is refused.
+        // Limits an attention scale, which is refused.
         &[("logn_attention_clip1", Any)],
     ],
     nested("rope_parameters", &ROPE),

@@ -266,7 +266,8 @@ mod tests {
         assert_eq!(read(pickled(&[b"a", b"b"], b"", b"")).unwrap().len(), 2);
         assert_eq!(read(pickled(&[b"a"], b"N", b"N")).unwrap().len(), 1);
         assert_eq!(read(pickled(&[b"a"], b"", b"}")).unwrap().len(), 1);
-        // Python keeps the last among equal names; `neg` changes signs; the storage is the first value in another.
+        // Python keeps the last one of duplicate names; `neg` changes signs; the storage is the first value in
+        // another.
         let twice = pickled(&[b"a", b"a"], b"", b"");
         let negative = pickled(&[b"a"], b"", b"}X\x03\0\0\0neg\x88s");
         let part = pickled(&[b"a"], b"(X\x01\0\0\x001K\0K\x01t", b"");

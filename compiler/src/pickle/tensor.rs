@@ -47,7 +47,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Storage {
     pub(super) kind: Kind,
-    /// Its file name.
+    /// File name in the archive.
     pub(super) key: Rc<str>,
     /// Number of values.
     pub(super) len: usize,
@@ -80,7 +80,7 @@ impl Tensor {
             self.shape.iter().zip(&self.strides).try_fold(self.offset, |last, (axis, stride)| {
                 last.checked_add((axis - 1).checked_mul(*stride)?)
             });
-        // More values than in the storage would repeat them.
+        // A tensor with more values than its storage would repeat some.
         let is_inside = last.is_some_and(|last| last < self.storage.len) && len <= self.storage.len;
         if is_inside && self.shape.len() == self.strides.len() { Ok(len) } else { Err(invalid()) }
     }

@@ -262,7 +262,7 @@ impl Vocabulary {
         (0..self.length() as u32).map(|id| (name(id), id)).collect()
     }
 
-    /// Number of ids.
+    /// Number of ids, unnamed ones included.
     fn length(&self) -> usize {
         let ids = self.ids.values().copied().chain(self.tokens.values().map(|token| token.id));
         ids.max().map_or(0, |id| id as usize + 1).max(self.size)

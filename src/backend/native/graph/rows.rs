@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
         let found = self.whole(name)?;
         match self.values[found] == self.values[other] {
             true => Ok(found),
-            false => Err(unsupported(&format!("`{name}`, whose rows differ from those that it is added to"))),
+            false => Err(unsupported(&format!("`{name}`, whose rows differ from the other addend's"))),
         }
     }
 
