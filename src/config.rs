@@ -95,7 +95,7 @@ pub struct Config {
     pub memory_limit: Option<u64>,
     /// Request limits.
     pub limits: Limits,
-    /// Batch jobs in the function behind a bucket.
+    /// Settings for batch jobs in the Lambda function.
     pub batch: BatchConfig,
 }
 

@@ -231,8 +231,8 @@ pub(super) fn ignored(folder: &Path) -> Error {
     let name = folder.display();
     Error::model(match Weights::are_in(folder) {
         true => format!(
-            "expected a model or an adapter in `{name}`, but found both, of which `transformers` applies the adapter to \
-             {base}; {hint}, or remove `{CONFIG}`"
+            "expected a model or an adapter in `{name}`, but found both (`transformers` applies the adapter to \
+             {base}); {hint}, or remove `{CONFIG}`"
         ),
         false => format!("expected a model in `{name}`, but found an adapter; {hint}"),
     })

@@ -116,7 +116,7 @@ struct OnnxDecoder<'a> {
 }
 
 impl<'a> OnnxDecoder<'a> {
-    /// Runs the encoder.
+    /// Creates a decoder; runs the encoder on `sources` first.
     fn new(model: &'a Model, sources: SourceBatch, is_abandoned: &'a dyn Fn() -> bool) -> Result<Self> {
         let SourceBatch { rows, pad, shortlist } = sources;
         let Model { encoder, bindings, .. } = model;

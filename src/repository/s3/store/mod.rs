@@ -120,11 +120,11 @@ async fn connect() -> [Client; 2] {
     let shared = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http::client())
         .region(region)
-        // `retry` retries requests, until a timeout instead of for a number of attempts.
+        // Disabled, since `retry` retries requests until a timeout, not for a number of attempts.
         .retry_config(RetryConfig::disabled())
         .load()
         .await;
-    // Other servers than AWS usually have no host name for each bucket.
+    // Servers other than AWS usually have no host name per bucket.
     let has_endpoint = shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
     [RESPONSE_TIMEOUT, UPLOAD_TIMEOUT].map(|timeout| {
         let timeouts =
