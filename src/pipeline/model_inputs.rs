@@ -95,7 +95,7 @@ impl ModelInputs {
     pub(super) fn check_length(&self, found: usize) -> Result<()> {
         match self.fixed_length() {
             Some(max) if found > max => Err(Error::too_large(format!(
-                "expected at most {max} tokens, the length of the model on the fleet, but found {found}"
+                "expected at most {max} tokens, the fleet model's length, but found {found}"
             ))),
             _ => Ok(()),
         }

@@ -147,8 +147,8 @@ pub(super) fn logit_matrix<'a>(
     let words = weights.take(config.names.words, shape)?;
     match weights.has(name) && weights.take_whole(name, shape)?.values != words.values {
         true => Err(Error::model(format!(
-            "expected `{name}` to be the table of words, which is the matrix of logits unless `tie_word_embeddings` is \
-             false, but found another"
+            "expected `{name}` to equal the word table, which is the output matrix unless `tie_word_embeddings` \
+             is false, but found a different matrix"
         ))),
         false => Ok(words),
     }

@@ -103,7 +103,7 @@ pub(super) fn of_parts(
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
-                "expected one pooling (cls, mean or last token), and then layers of texts without a sigmoid, for the native \
+                "expected one pooling (cls, mean or last token), and then text layers without a sigmoid, for the native \
                  engine, but found other modules, or spans; use `--engine auto`",
             ));
         }

@@ -200,7 +200,7 @@ pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
     }
     let blob = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Err(Error::model(format!(
-        "expected `{}` to have the hash {hash}, but found another; remove `{}`, and it is downloaded again",
+        "expected `{}` to have the hash {hash}, but found a different one; remove `{}`, and it is downloaded again",
         path.display(),
         blob.display()
     )))

@@ -209,7 +209,7 @@ impl Decoder for OnnxDecoder<'_> {
         }
         let sources = rows.iter().map(|row| self.sources.get(*row).copied()).collect::<Option<Vec<_>>>();
         let sources = sources.ok_or_else(|| {
-            Error::inference(format!("expected rows below {}, but found others", self.sources.len()))
+            Error::inference(format!("expected rows below {}, but found higher ones", self.sources.len()))
         })?;
         // Encoder outputs are the same for all rows from one source.
         if sources != self.sources {

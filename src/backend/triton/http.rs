@@ -191,7 +191,7 @@ pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -
         None => body.len(),
         Some(length) => {
             let length = length.to_str().ok().and_then(|length| length.parse().ok());
-            length.ok_or_else(|| invalid("expected the length of the JSON, but found something else"))?
+            length.ok_or_else(|| invalid("expected the JSON's length, but found something else"))?
         }
     };
     let (json, mut rest) =
