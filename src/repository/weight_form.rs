@@ -96,7 +96,7 @@ impl WeightForm {
                  word embeddings: int8, one scale a row; the rest: fp32"
             }
             Self::OnnxInt8 => {
-                "matrices: int8, one scale an output channel, activations quantized dynamically; \
+                "matrices: int8, one scale an output channel, activations quantized as they come; \
                  word embeddings: int8, one scale a row; the rest: fp32"
             }
             Self::NativeBlocks | Self::OnnxBlocks => {

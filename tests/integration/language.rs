@@ -45,13 +45,13 @@ impl std::iter::Sum for Count {
     }
 }
 
-/// The comments on lines of their own.
+/// Comments on separate lines, without trailing ones.
 fn comments(code: &str) -> String {
     let comment = |line: &str| Some(line.trim_start().strip_prefix("//")?.to_owned() + "\n");
     code.lines().filter_map(comment).collect()
 }
 
-/// A page without its blocks of code.
+/// A page without its code blocks.
 fn prose(page: &str) -> String {
     page.split("```").step_by(2).collect()
 }

@@ -292,7 +292,8 @@ const CLASSES: [&str; 22] = [
     "XLNetTokenizer",
 ];
 
-/// Classes that put language tokens around texts, or have no `tokenizer.json`. Only translators are built like them.
+/// Classes that put language tokens around texts, or have no `tokenizer.json`. Only translators' tokenizers are built
+/// like these classes'.
 const TRANSLATORS: [(&str, &str); 5] = [
     ("m2m_100", "M2M100Tokenizer"),
     ("m2m_100", "NllbTokenizer"),
