@@ -41,6 +41,8 @@ DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
+SITE := .kivu/site
+SITE_TOOLS := .kivu/site-tools/installed
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -161,6 +163,10 @@ LAYERS ?= 24
 measure-search: $(FIGURE_TOOLS)
 	.kivu/figures/bin/python benches/search.py target/release/kivu $(LABORATORY) .kivu/search \
 	  --layers $(LAYERS) --json .kivu/search.json
+
+.PHONY: docs
+docs: program $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
+	python3 packaging/site/site.py $(KIVU) $(BUNDLE) $(dir $(SITE_TOOLS))bin/zensical $(SITE)
 
 .PHONY: figures
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
@@ -431,6 +437,7 @@ $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
+$(SITE_TOOLS): packaging/site/requirements.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 

@@ -140,7 +140,7 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
 }
 
 /// Refuses options without effect on the model.
-fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
+pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
     let query = (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
     match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
@@ -165,7 +165,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
 }
 
 /// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
-fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
+pub(super) fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
     let options = Options::of(config);
     if let Some(name) = name {
         let path = Path::new(name);

@@ -7,6 +7,7 @@ mod completions;
 mod connections;
 mod doctor;
 mod example;
+mod init;
 mod interrupt;
 mod key;
 mod models;
@@ -16,7 +17,9 @@ mod pull;
 mod push;
 mod quality;
 mod rm;
+mod run;
 mod serve;
+mod show;
 mod terminal;
 mod triton;
 mod unread_body;
@@ -31,6 +34,7 @@ use kivu::{config::Config, error::Result, telemetry};
 const EXAMPLES: &str = "\
 Examples:
   kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
+  kivu run translate-en-pt 'Good morning'    print a model's result for a text
   kivu models                                list the models on this machine
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
   kivu doctor --fix                          install what this machine lacks
@@ -53,9 +57,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Arguments),
+    Run(Box<run::Arguments>),
     Build(build::Arguments),
     #[command(visible_alias = "list")]
     Models(models::Arguments),
+    Show(show::Arguments),
     Rm(rm::Arguments),
     Batch(Box<batch::Arguments>),
     Bench(bench::Arguments),
@@ -63,6 +69,7 @@ enum Command {
     Pull(pull::Arguments),
     Triton(triton::Arguments),
     Key(key::Arguments),
+    Init(init::Arguments),
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
 }
@@ -85,12 +92,15 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Build(arguments) => build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Init(arguments) => init::run(&arguments),
         Command::Key(arguments) => key::run(&arguments),
         Command::Models(arguments) => models::run(&arguments, &config),
         Command::Pull(arguments) => pull::run(&arguments, &config),
         Command::Push(arguments) => push::run(arguments, config),
         Command::Rm(arguments) => rm::run(&arguments, &config),
+        Command::Run(arguments) => run::run(*arguments, config),
         Command::Serve(arguments) => serve::run(arguments, config),
+        Command::Show(arguments) => show::run(&arguments, &config),
         Command::Triton(arguments) => triton::run(arguments, config),
     }
 }

@@ -21,10 +21,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 /// The `tokenizer.json` in `folder`.
 pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     read_if_exists(&folder.join(TOKENIZER))?.ok_or_else(|| {
+        let folder = folder.display();
         Error::model(format!(
-            "expected `{TOKENIZER}` in `{}`, but found none; the fast tokenizers of `transformers` save it \
-             (`save_pretrained`)",
-            folder.display()
+            "expected `{TOKENIZER}` in `{folder}`, but found none; with `transformers`, \
+             `AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')` writes it"
         ))
     })
 }

@@ -67,7 +67,8 @@ pub(super) struct Plan {
     pub(super) encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
     pub(super) task: Option<Task>,
-    pub(super) strategy: Strategy,
+    /// How the model has to do zero-shot classification and ranking, if the recipe says.
+    pub(super) strategy: Option<Strategy>,
     pub(super) tensors: TensorNames,
     pub(super) prompts: Prompts,
     pub(super) languages: Option<LanguagePair>,

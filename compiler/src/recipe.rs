@@ -30,9 +30,8 @@ pub struct Recipe {
     pub task: Task,
     /// Where its files are.
     pub source: RecipeSource,
-    /// How the model does zero-shot classification and ranking.
-    #[serde(default)]
-    pub strategy: Strategy,
+    /// How the model does zero-shot classification and ranking; a model that does it otherwise is refused.
+    pub strategy: Option<Strategy>,
     /// Weight precision; by default chosen by quality.
     pub precision: Option<Precision>,
     /// Tensor names for KServe v2 clients.
@@ -74,11 +73,10 @@ impl Prompts {
 }
 
 /// How a model does zero-shot classification and ranking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
     /// With a model trained for the task: natural-language inference, or a cross-encoder.
-    #[default]
     Model,
     /// With embedding cosines.
     Embedding,

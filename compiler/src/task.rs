@@ -66,7 +66,7 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
 }
 
 /// Refuses a task that the model cannot do.
-fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()> {
+fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> Result<()> {
     use EncoderSettings::{Classification, Embedding, TokenClassification, ZeroShotEntities};
     use TaskSettings::{Encoder, Seq2Seq};
 
@@ -88,16 +88,17 @@ fn require(task: Task, strategy: Strategy, settings: &TaskSettings) -> Result<()
         | (Encoder(Embedding(_)), Task::TextClassification)
         | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
         (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
-        (Encoder(Embedding(_)), _) => strategy == Strategy::Embedding,
-        (Encoder(Classification(_)), _) => strategy == Strategy::Model,
+        (Encoder(Embedding(_)), _) => strategy != Some(Strategy::Model),
+        (Encoder(Classification(_)), _) => strategy != Some(Strategy::Embedding),
     };
     if can {
         return Ok(());
     }
-    Err(Error::model(format!(
-        "expected a model for `{task}`, but found {found}; embeddings do zero-shot classification and ranking with \
-         `strategy = \"embedding\"` in a recipe"
-    )))
+    let hint = match strategy.is_some() && require(task, None, settings).is_ok() {
+        true => "; omit `strategy` in the recipe",
+        false => "",
+    };
+    Err(Error::model(format!("expected a model for `{task}`, but found {found}{hint}")))
 }
 
 /// Tasks that a model was probably trained for, most likely first.

@@ -42,6 +42,15 @@ pub enum Engine {
     Onnx,
 }
 
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Onnx => "onnx",
+        })
+    }
+}
+
 /// Runs a model on named tensors.
 ///
 /// # Contract

@@ -34,6 +34,7 @@ mod rows;
 mod rules;
 mod s3_storage;
 mod target;
+mod text_predictor;
 mod watcher;
 
 pub use self::{
@@ -44,5 +45,6 @@ pub use self::{
     location::{Existing, JobInput, JobOutput},
     parameters::Parameters,
     report::{Progress, Report, Status},
+    text_predictor::{Prediction, TextPredictor},
     watcher::Watcher,
 };

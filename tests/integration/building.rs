@@ -79,7 +79,7 @@ fn unsupported_sources_are_refused_by_name() {
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
     insta::assert_snapshot!(refusals.join("\n"), @r#"
-    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (GPT2LMHeadModel); export other encoders with `optimum-cli export onnx`
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (GPT2LMHeadModel); Kivu does not run decoders that generate texts
     cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`, but found `gpt2` (BertModel); export other encoders with `optimum-cli export onnx`
     cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
     cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
@@ -87,7 +87,7 @@ fn unsupported_sources_are_refused_by_name() {
     expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
     expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `qwen3`, `gemma3_text`, `t5`, `mt5`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `mbart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
     `[folder]/model/model.safetensors` is not a safetensors file: header too large
-    expected `tokenizer.json` in `[folder]/model`, but found none; the fast tokenizers of `transformers` save it (`save_pretrained`)
+    expected `tokenizer.json` in `[folder]/model`, but found none; with `transformers`, `AutoTokenizer.from_pretrained('[folder]/model').save_pretrained('[folder]/model')` writes it
     cannot read the tokenizer: missing field `model` at line 1 column 2
     expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `LSTM`
     expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `Router`

@@ -10,7 +10,7 @@ use kivu::{
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
-        Input,
+        Input, Task,
         classification::ClassificationPipeline,
         ranking::{RankingOptions, RankingPipeline},
         zero_shot::ZeroShotPipeline,
@@ -372,4 +372,14 @@ async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
     let request = Request::post(path).header("content-type", "application/json");
     let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
     assert_eq!(response.status(), 413);
+}
+
+#[test]
+fn an_embedding_model_ranks_and_classifies_if_its_task_is_requested() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let ranker = open_for(Task::TextRanking, "tiny-bert", folder.path(), runtime.clone()).unwrap();
+    assert!(matches!(ranker.pipeline, Pipeline::Ranking(RankingPipeline::Embedding(_))));
+    let classifier = open_for(Task::ZeroShotClassification, "tiny-bert", folder.path(), runtime).unwrap();
+    assert!(matches!(classifier.pipeline, Pipeline::ZeroShot(ZeroShotPipeline::Embedding(..))));
 }

@@ -1,24 +1,25 @@
 //! The command line: help, completions, JSON, exit codes.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Write},
     iter,
     net::TcpListener,
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::mpsc,
     thread,
     time::Duration,
 };
 
-use kivu::backend::onnx::library;
+use kivu::{backend::onnx::library, config::Config, repository::manifest::Precision};
 use serde_json::Value;
 
 use crate::{
     live::succeed,
-    models::{fixtures, library_path, runtime},
+    models::{build_request, fixtures, library_path, request, runtime},
     serving::{self, Server},
 };
 
@@ -40,12 +41,15 @@ fn the_help_of_every_command_has_examples() {
         "build",
         "completions",
         "doctor",
+        "init",
         "key",
         "models",
         "pull",
         "push",
         "rm",
+        "run",
         "serve",
+        "show",
         "triton",
     ];
     for command in commands {
@@ -182,6 +186,145 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     let server = serve.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).spawn().unwrap();
     let answer = Server::wait(server).post("/embed", r#"{"inputs": "hello"}"#);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// Builds a fixture in fp32.
+fn built(fixture: &str, folder: &Path) -> Option<PathBuf> {
+    let out = folder.join(fixture);
+    let request = request(fixtures().join("models").join(fixture), out.clone(), Some(Precision::Fp32));
+    build_request(&request, runtime()?).unwrap();
+    Some(out)
+}
+
+fn run(arguments: &[&str], input: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("run").args(arguments).env("KIVU_ONNXRUNTIME", library_path().unwrap());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    process.wait_with_output().unwrap()
+}
+
+#[test]
+fn run_prints_the_results_of_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = built("tiny-bert-sentiment", folder.path()) else { return };
+    let bundle = bundle.to_str().unwrap();
+    let texts = ["I like it", "I don't", "\"quotes\""];
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    let rows: String = texts.map(|text| serde_json::json!({ "text": text }).to_string() + "\n").concat();
+    fs::write(&input, rows).unwrap();
+    let mut batch = crate::batch::kivu(&[&*input, &*output, Path::new("--model"), Path::new(bundle)]);
+    succeed(&mut batch);
+    let expected: Vec<Value> = fs::read_to_string(&output)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let mut row: Value = serde_json::from_str(line).unwrap();
+            row.as_object_mut().unwrap().remove("text");
+            row
+        })
+        .collect();
+    let parsed = |output: &Output| -> Vec<Value> {
+        stdout(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let found = run(&[&[bundle][..], &texts[..]].concat(), "ignored");
+    assert!(found.status.success(), "{found:?}");
+    assert_eq!(parsed(&found), expected);
+    assert_eq!(expected[0].as_object().unwrap().keys().collect::<Vec<_>>(), ["label", "score"]);
+    assert_eq!(parsed(&run(&[bundle], &texts.join("\r\n"))), expected, "lines");
+    // An empty line has an error, and the others have their results.
+    let found = run(&[bundle], &format!("{}\n\n{}", texts[0], texts[1]));
+    assert_eq!(found.status.code(), Some(1));
+    let lines = parsed(&found);
+    assert_eq!([&lines[0], &lines[2]], [&expected[0], &expected[1]]);
+    assert_eq!(lines[1], serde_json::json!({ "error": "expected a text, but found an empty one" }));
+    assert!(run(&[bundle], "").stdout.is_empty());
+    let refused = run(&[bundle, "a text", "--labels", "a,b"], "");
+    assert_eq!(refused.status.code(), Some(1));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("but found `--labels`, which has no effect on it"), "{error}");
+}
+
+#[test]
+fn run_prints_generated_texts_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = built("tiny-marian", folder.path()) else { return };
+    let bundle = bundle.to_str().unwrap();
+    let json: Value = serde_json::from_slice(&run(&[bundle, "hello", "--json"], "").stdout).unwrap();
+    let text = json["translation_text"].as_str().unwrap();
+    assert_eq!(stdout(&run(&[bundle, "hello"], "")), format!("{text}\n"));
+}
+
+#[test]
+fn show_describes_a_bundle() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = built("tiny-bert-sentiment", folder.path()) else { return };
+    let path = bundle.to_str().unwrap();
+    let shown = stdout(&kivu(&["show", path]));
+    for line in
+        ["name          tiny-bert-sentiment", "task          text-classification", "engine        onnx"]
+    {
+        assert!(shown.lines().any(|found| found == line), "{line}: {shown}");
+    }
+    let json: Value = serde_json::from_slice(&kivu(&["show", path, "--json"]).stdout).unwrap();
+    assert_eq!([&json["name"], &json["bundle"]], ["tiny-bert-sentiment", path]);
+    assert!(shown.contains(json["digest"].as_str().unwrap()), "{shown}");
+}
+
+/// The template's lines with every key, as TOML.
+fn all_keys(template: &str) -> String {
+    let is_key = |line: &str| {
+        line.split_once(" = ")
+            .is_some_and(|(key, _)| key.bytes().all(|c| c.is_ascii_lowercase() || b"_-3".contains(&c)))
+            || line.starts_with('[')
+    };
+    let line =
+        |line: &str| line.strip_prefix("# ").filter(|line| is_key(line)).unwrap_or(line).to_owned() + "\n";
+    template.lines().map(line).collect()
+}
+
+#[test]
+fn init_writes_all_documented_keys_with_their_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kivu.toml");
+    let init = |models: &[&str]| kivu(&[&["init", "--out", path.to_str().unwrap()], models].concat());
+    assert!(init(&[]).status.success());
+    let template = fs::read_to_string(&path).unwrap();
+    let again = init(&[]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8(again.stderr).unwrap().contains("expected no file at"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), template);
+    let configuration = Config::load(Some(&path), &BTreeMap::new()).unwrap();
+    fs::write(&path, "").unwrap();
+    let default = Config::load(Some(&path), &BTreeMap::new()).unwrap();
+    assert_eq!(format!("{configuration:?}"), format!("{default:?}"));
+    // Every key can be enabled.
+    fs::write(&path, all_keys(&template)).unwrap();
+    Config::load(Some(&path), &BTreeMap::new()).unwrap();
+    let keys: toml::Table = toml::from_str(&all_keys(&template)).unwrap();
+    let mut count = 0;
+    for row in include_str!("../../docs/configuration.md").lines().filter(|line| line.contains("| `KIVU_")) {
+        let [key, _, default] = row.split('|').skip(1).map(str::trim).collect::<Vec<_>>()[..3] else {
+            panic!()
+        };
+        let mut found = &toml::Value::Table(keys.clone());
+        for part in key.trim_matches('`').split('.') {
+            found = found.get(part).unwrap_or_else(|| panic!("`kivu init` lacks `{key}`"));
+        }
+        let default = default.split(';').next().unwrap().trim_matches('`');
+        let is_literal = !default.contains([' ', '[']) && !["none", "see"].contains(&default);
+        if is_literal {
+            assert_eq!(found.to_string().trim_matches('"'), default, "{key}");
+            count += 1;
+        }
+    }
+    assert!(count > 15, "{count}");
+    fs::remove_file(&path).unwrap();
+    assert!(init(&["minilm", "a/b"]).status.success());
+    let configuration = Config::load(Some(&path), &BTreeMap::new()).unwrap();
+    let models: Vec<_> = configuration.models.iter().map(|model| model.path.to_str().unwrap()).collect();
+    assert_eq!(models, ["minilm", "a/b"]);
 }
 
 /// Timeout for a test that waits for a connection.

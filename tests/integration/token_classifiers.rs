@@ -317,7 +317,7 @@ fn heads_that_are_left_out_are_named_or_refused() {
     insta::assert_snapshot!(note, @"the head of `BertForPreTraining` is left out: the model computes embeddings");
     assert_eq!(built_as("BertModel", None, folder.path()).unwrap(), Ok(None));
     let refusal = built_as("BertForTokenClassification", embeddings, folder.path()).unwrap().unwrap_err();
-    insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a token label head; embeddings do zero-shot classification and ranking with `strategy = \"embedding\"` in a recipe");
+    insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a token label head");
 }
 
 /// The fixture's weights are random, so there is no quality floor.

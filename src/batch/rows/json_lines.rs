@@ -226,7 +226,7 @@ impl RowWriter for JsonLinesWriter {
 }
 
 /// Appends a line with its answers, and adds their column names to `known`.
-fn write_line(
+pub(in crate::batch) fn write_line(
     output: &mut Vec<u8>,
     line: &[u8],
     (columns, result): (Columns, &RowResult),

@@ -18,7 +18,7 @@ pub(super) use self::chunk::CHUNK_ROWS;
 pub(super) use self::{
     chunk::{Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows, reading},
     csv::{CsvReader, CsvWriter},
-    json_lines::{JsonLinesReader, JsonLinesWriter},
+    json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
 };
 pub(super) use self::{
     parquet_reader::ParquetReader,

@@ -64,11 +64,24 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "gemma3_text" => gemma3::read(config),
         t5::T5 | t5::MT5 => t5::read(config),
         other => Err(Error::model(format!(
-            "expected a `model_type` among {}, but found `{other}` ({}); export other encoders with `optimum-cli \
-             export onnx`",
+            "expected a `model_type` among {}, but found `{other}` ({}); {}",
             quoted(&MODEL_TYPES),
-            config.architecture()
+            config.architecture(),
+            alternative(config.architecture())
         ))),
+    }
+}
+
+/// What to do with an unsupported model.
+fn alternative(architecture: &str) -> &'static str {
+    const DECODERS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
+    const MEDIA: [&str; 7] = ["Image", "Vision", "Video", "ObjectDetection", "Audio", "Speech", "CTC"];
+    if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
+        "Kivu does not run decoders that generate texts"
+    } else if MEDIA.iter().any(|word| architecture.contains(word)) {
+        "Kivu runs models for texts only"
+    } else {
+        "export other encoders with `optimum-cli export onnx`"
     }
 }
 

@@ -1,0 +1,57 @@
+//! `kivu init`: a configuration file with comments.
+
+use std::{fs::OpenOptions, io::Write, path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::terminal::print;
+use kivu::{
+    config,
+    error::{Error, Result},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu init
+  kivu init minilm BAAI/bge-small-en-v1.5    a file that serves these models";
+
+const TEMPLATE: &str = include_str!("kivu.toml");
+/// The line with `models` in the template.
+const MODELS: &str = "#MODELS#";
+
+/// Write a configuration file with every key, its default and its meaning
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// Models to serve, named as in `kivu serve`
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
+    /// A new file
+    #[arg(long, value_name = "FILE", default_value = config::FILE)]
+    out: PathBuf,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let out = arguments.out.display();
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|source| {
+            let action = match source.kind() {
+                std::io::ErrorKind::AlreadyExists => {
+                    format!("expected no file at `{out}`; remove it, or choose another with `--out`")
+                }
+                _ => format!("cannot write `{out}`"),
+            };
+            Error::Io { action, source }
+        })?;
+    file.write_all(text(&arguments.models).as_bytes()).map_err(Error::io(format!("cannot write `{out}`")))?;
+    print(&format!("wrote {out}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(models: &[String]) -> String {
+    let line = match models {
+        [] => "# models = [\"minilm\"]".to_owned(),
+        _ => format!("models = {}", serde_json::json!(models)),
+    };
+    TEMPLATE.replace(MODELS, &line)
+}

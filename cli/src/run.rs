@@ -1,0 +1,151 @@
+//! `kivu run`: a model's results for texts on the command line or standard input.
+
+use std::{
+    io::{self, BufRead, IsTerminal},
+    process::ExitCode,
+};
+
+use clap::Args;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    batch::{open, require_options_of},
+    interrupt::{Ended, interruptible},
+    terminal::{print, print_aside},
+};
+use kivu::{
+    batch::{Parameters, Prediction, TextPredictor},
+    config::Config,
+    error::{Error, Result},
+    task::JobOptions,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu run minilm \"What is deep learning?\"
+  kivu run zero-shot \"The app crashes\" --labels bug,billing
+  kivu run rank hen car --query egg
+  kivu run translate-en-pt < sentences.txt";
+
+/// Lines from a file or a pipe that run together.
+const LINES_PER_RUN: usize = 256;
+/// Maximum bytes in a line from standard input.
+const MAX_LINE_BYTES: usize = 16 << 20;
+
+/// Run a model on texts, and print the results
+///
+/// Generated texts are printed as they are, all other results as JSON objects, one line for each text. A text that
+/// fails has a line with its error, and the exit code is 1.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A model in kivu.toml, or a name as in `kivu serve`; missing models are built
+    model: String,
+    /// Texts [default: lines from standard input]
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+    /// Print generated texts as JSON objects, too
+    #[arg(long)]
+    json: bool,
+    /// The ranking query
+    #[arg(long)]
+    query: Option<String>,
+    #[command(flatten)]
+    options: JobOptions,
+    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
+    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
+    truncate: Option<bool>,
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || run_texts(arguments, config)).map(Ended::code)
+}
+
+fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    let Arguments { model, texts, json, query, options, truncate } = arguments;
+    let model = open(Some(&model), &mut config)?;
+    let parameters = Parameters { query, options, truncate, ..Parameters::default() };
+    require_options_of(&model, &parameters)?;
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get() + 1)
+        .build()
+        .map_err(Error::io("cannot start the model's threads"))?;
+    let mut runs = Runs { runtime, predictor: TextPredictor::new(&model, &parameters)?, json, failed: false };
+    match texts.is_empty() {
+        true => runs.standard_input()?,
+        false => runs.print(texts)?,
+    }
+    Ok(if runs.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+struct Runs {
+    runtime: Runtime,
+    predictor: TextPredictor,
+    json: bool,
+    /// Whether a text has an error.
+    failed: bool,
+}
+
+impl Runs {
+    /// Runs the model on all lines; in a terminal, on each line as it is entered.
+    fn standard_input(&mut self) -> Result<()> {
+        let mut input = io::stdin().lock();
+        let is_terminal = input.is_terminal();
+        if is_terminal {
+            print_aside("one text per line; Ctrl-D ends");
+        }
+        let size = if is_terminal { 1 } else { LINES_PER_RUN };
+        loop {
+            let mut lines = Vec::new();
+            while lines.len() < size {
+                let Some(line) = next_line(&mut input)? else { break };
+                lines.push(line);
+            }
+            if lines.is_empty() {
+                return Ok(());
+            }
+            self.print(lines)?;
+        }
+    }
+
+    fn print(&mut self, texts: Vec<String>) -> Result<()> {
+        for prediction in self.runtime.block_on(self.predictor.predict(texts))? {
+            self.failed |= prediction.is_err();
+            print(&self.line(prediction))?;
+        }
+        Ok(())
+    }
+
+    fn line(&self, prediction: Result<Prediction>) -> String {
+        match prediction {
+            Ok(Prediction { text: Some(text), .. }) if !self.json => text,
+            Ok(Prediction { json, .. }) => json,
+            Err(error) => serde_json::json!({ "error": error.to_string() }).to_string(),
+        }
+    }
+}
+
+/// The next line without its end.
+fn next_line(input: &mut impl BufRead) -> Result<Option<String>> {
+    let mut line = Vec::new();
+    let mut limited = io::Read::take(input, MAX_LINE_BYTES as u64 + 1);
+    limited.read_until(b'\n', &mut line).map_err(Error::io("cannot read standard input"))?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.len() > MAX_LINE_BYTES {
+        return Err(Error::config(format!(
+            "expected lines of at most {MAX_LINE_BYTES} bytes on standard input, but found more"
+        )));
+    }
+    let line = line.strip_suffix(b"\n").unwrap_or(&line);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let text = std::str::from_utf8(line).map_err(|error| {
+        Error::config(format!(
+            "expected UTF-8 on standard input, but found the byte 0x{:02x}; convert the file, such as with `iconv`",
+            line.get(error.valid_up_to()).copied().unwrap_or_default()
+        ))
+    })?;
+    Ok(Some(text.to_owned()))
+}
