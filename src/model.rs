@@ -68,7 +68,7 @@ impl Model {
                 let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
                 if models.iter().any(|known| known.name == name) {
                     return Err(Error::config(format!(
-                        "expected a name of its own for each model, but found `{name}` twice; \
+                        "expected a unique name for each model, but found `{name}` twice; \
                          set `name` in `kivu.toml`"
                     )));
                 }

@@ -68,9 +68,7 @@ impl Module {
         let path = &self.path;
         let mut parts = Path::new(path).components();
         if !parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return Err(Error::model(format!(
-                "expected modules in the folder of the model, but found `{path}`"
-            )));
+            return Err(Error::model(format!("expected modules in the model's folder, but found `{path}`")));
         }
         let is_here = path.is_empty() || path == ".";
         Ok(if is_here { folder.to_owned() } else { folder.join(path) })
@@ -152,8 +150,8 @@ impl Router {
                 let [queries, documents] = [queries, documents]
                     .map(|modules| quoted(&modules.iter().map(|module| module.class()).collect::<Vec<_>>()));
                 return Err(Error::model(format!(
-                    "expected a `Router` with one encoder, for documents with sparse vectors and queries with weights of \
-                     tokens (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
+                    "expected a `Router` with one encoder, for documents with sparse vectors and queries with token \
+                     weights (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
                      documents; build the models of both on their own"
                 )));
             }

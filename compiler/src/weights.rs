@@ -135,9 +135,9 @@ impl Weights {
     /// Takes the weight with the full name `name`, which must have the given shape.
     pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         let weight = self.tensors.get(name).ok_or_else(|| match self.others.get(name) {
-            None => Error::model(format!("expected the weight `{name}`, but found none of that name")),
+            None => Error::model(format!("expected the weight `{name}`, but found no such weight")),
             Some(kind) => Error::model(format!(
-                "expected the weight `{name}` as floats of 16, 32 or 64 bits, but found the type {kind}"
+                "expected the weight `{name}` as 16-, 32- or 64-bit floats, but found the type {kind}"
             )),
         })?;
         if weight.shape != shape {

@@ -70,7 +70,7 @@ impl MappedFiles {
         match self.changed() {
             None => Ok(()),
             Some(_) => Err(Error::unavailable(
-                "the files of the model have changed since it was loaded; restart the server to use it again",
+                "the model's files have changed since it was loaded; restart the server to use it again",
             )),
         }
     }

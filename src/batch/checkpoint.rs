@@ -202,7 +202,7 @@ pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
 pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!(
-            "expected a checkpoint of `kivu batch` in `{place}`, but found something else, or a damaged one; move it away"
+            "expected a checkpoint of `kivu batch` in `{place}`, but found another file, or a damaged checkpoint; move it away"
         ))
     };
     // Checkpoints of earlier versions are not sealed, and do not say how the rows were read.
@@ -249,6 +249,6 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(parse(&damaged, &"here").is_err(), "bit {bit}");
         }
-        insta::assert_snapshot!(parse(b"{}", &"here").unwrap_err(), @"expected a checkpoint of `kivu batch` in `here`, but found something else, or a damaged one; move it away");
+        insta::assert_snapshot!(parse(b"{}", &"here").unwrap_err(), @"expected a checkpoint of `kivu batch` in `here`, but found another file, or a damaged checkpoint; move it away");
     }
 }

@@ -194,7 +194,7 @@ impl OutputFile {
 
     pub(super) fn other_job(&self) -> Error {
         Error::config(format!(
-            "expected the input, model and options of the unfinished job for `{}`, but found others; run it as \
+            "expected the unfinished job's input, model and options for `{}`, but found different ones; run it as \
              before to continue it, or start over with `--restart`",
             self.path.display()
         ))

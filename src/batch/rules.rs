@@ -37,7 +37,7 @@ impl Rules {
         for output in rules.iter().filter(|rule| rule.bucket.is_none()) {
             if let Some(input) = rules.iter().find(|input| output.output.starts_with(&input.input)) {
                 return Err(Error::config(format!(
-                    "expected an output outside of the input prefix `{}`, but found `{}`; outputs would be \
+                    "expected an output outside the input prefix `{}`, but found `{}`; outputs would be \
                      processed as inputs",
                     input.input, output.output
                 )));
@@ -69,7 +69,7 @@ impl Rules {
         // Another rule's output bucket may be this bucket.
         if output.bucket == url.bucket && self.is_input(&output) {
             return Err(Error::config(format!(
-                "expected an output outside of the input prefixes, but found `{output}`"
+                "expected an output outside the input prefixes, but found `{output}`"
             )));
         }
         Ok(output)

@@ -63,7 +63,7 @@ impl Tokenizer {
         let room = limit.saturating_sub(self.special_count() + ids.len());
         if room == 0 {
             return Err(Error::too_large(format!(
-                "the labels have {} tokens, but the model takes at most {limit}, those of the text included; send fewer \
+                "the labels have {} tokens, but the model takes at most {limit}, text tokens included; send fewer \
                  or shorter labels",
                 ids.len()
             )));
@@ -86,7 +86,7 @@ impl Tokenizer {
         let windows = match options.stride {
             None if !is_whole && options.truncation == Truncation::Off => {
                 return Err(Error::too_large(format!(
-                    "expected a text of at most {max_words} words and {room} tokens, without those of the labels, but \
+                    "expected a text of at most {max_words} words and {room} tokens, without the labels' tokens, but \
                      found a longer one; set `stride` to read it in windows"
                 )));
             }

@@ -308,7 +308,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     stopped(job(&input, &output)).unwrap();
     let mut other = job(&input, &output);
     other.parameters.options.set("dimensions", "1").unwrap().unwrap();
-    let message = "expected the input, model and options of the unfinished job for";
+    let message = "expected the unfinished job's input, model and options for";
     assert!(refused(other.clone()).starts_with(message));
     // Same size and modification time.
     let written = fs::metadata(&input).unwrap().modified().unwrap();
@@ -406,7 +406,7 @@ fn rows_of_two_settings_are_never_mixed() {
         assert!((1..400).contains(&progress.rows), "{}", progress.rows);
         let refusal = refused(changed(Some(&change), "out"));
         assert!(
-            refusal.starts_with("expected the input, model and options of the unfinished job"),
+            refusal.starts_with("expected the unfinished job's input, model and options"),
             "{name}: {refusal}"
         );
         let whole = format!("{name}-whole");

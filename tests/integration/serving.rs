@@ -179,7 +179,7 @@ fn startup_errors_are_printed() {
     insta::assert_snapshot!(no_library, @"error: expected ONNX Runtime at `/nowhere/libonnxruntime.so`, but found no file");
     let twice = refusal(kivu(&bundle).arg(&bundle));
     insta::assert_snapshot!(twice, @"
-    error: expected a name of its own for each model, but found `tiny-bert` twice
+    error: expected a unique name for each model, but found `tiny-bert` twice
     hint: set `name` in `kivu.toml`
     ");
     let mut none = Command::new(env!("CARGO_BIN_EXE_kivu"));

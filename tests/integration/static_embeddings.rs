@@ -159,7 +159,7 @@ fn unusable_tables_are_refused() {
     expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither
     expected a row for each of the tokenizer's 282 tokens, but found 230 rows
     expected `tokenizer.json` in `[folder]/model`, but found none; with `transformers`, `AutoTokenizer.from_pretrained('[folder]/model').save_pretrained('[folder]/model')` writes it
-    cannot read `[folder]/model/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a checkpoint of PyTorch: invalid Zip archive: Could not find EOCD
+    cannot read `[folder]/model/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a PyTorch checkpoint: invalid Zip archive: Could not find EOCD
     expected `mapping` to rows below 76, but found 1000
     expected at most 64 tokens for each row of the table on average, but found 282 in `mapping` for 1 rows
     ");

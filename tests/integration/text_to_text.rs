@@ -276,7 +276,7 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"dense_act_fn": "mish"})), @"expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`");
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"relative_attention_num_buckets": 7})), @"expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more than half of it, but found 7 and 20");
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"d_kv": usize::MAX})), @"expected `d_kv` from 1 to 2097152, but found 18446744073709551615");
-    insta::assert_snapshot!(refusal("tiny-flan-t5", &json!({"is_gated_act": false})), @"expected the weight `encoder.block.0.layer.1.DenseReluDense.wi.weight`, but found none of that name");
+    insta::assert_snapshot!(refusal("tiny-flan-t5", &json!({"is_gated_act": false})), @"expected the weight `encoder.block.0.layer.1.DenseReluDense.wi.weight`, but found no such weight");
     let task = Request {
         task: Some(Task::Translation),
         ..request(fixtures().join("models/tiny-flan-t5"), folder.path().join("out"), Some(Precision::Fp32))

@@ -218,13 +218,13 @@ async fn parameters_that_cannot_be_met_are_refused() {
     422 expected 1 to 1024 `candidate_labels`, but found 0
     422 expected each label once, but found `candidate_labels[1]` twice
     422 expected tokens other than `<<ENT>>` in each label, but found it in `a <<ENT>> b`
-    413 the labels have 1232 tokens, but the model takes at most 512, those of the text included; send fewer or shorter labels
+    413 the labels have 1232 tokens, but the model takes at most 512, text tokens included; send fewer or shorter labels
     422 expected a `threshold` from 0 to 1, but found 1.5
     422 expected a `stride` below 40, the words of a window, but found 40
-    413 expected a text of at most 40 words and 486 tokens, without those of the labels, but found a longer one; set `stride` to read it in windows
-    413 expected a text of at most 40 words and 486 tokens, without those of the labels, but found a longer one; set `stride` to read it in windows
+    413 expected a text of at most 40 words and 486 tokens, without the labels' tokens, but found a longer one; set `stride` to read it in windows
+    413 expected a text of at most 40 words and 486 tokens, without the labels' tokens, but found a longer one; set `stride` to read it in windows
     413 expected at most 1024 windows of 40 words and 486 tokens that share 39 words, but found more; send fewer or shorter texts, or a smaller `stride`
-    413 a word of the text has 780 tokens, but the model takes at most 486 tokens, without those of the labels
+    413 a word of the text has 780 tokens, but the model takes at most 486 tokens, without the labels' tokens
     ");
 }
 

@@ -174,7 +174,7 @@ class BadDays(unittest.TestCase):
     def test_a_bucket_that_refuses(self):
         for fault, expected in (
             ("denied", "AccessDenied"),
-            ("skewed", "RequestTimeTooSkewed: the clock of this machine is wrong; set it"),
+            ("skewed", "RequestTimeTooSkewed: this machine's clock is wrong; set it"),
             ("slow down", "SlowDown"),
         ):
             with self.subTest(fault):

@@ -412,12 +412,12 @@ class Events(Base):
         try:
             function.start()
             wait_for("its end", lambda: function.process.poll() is not None, 30)
-            self.assertIn("expected an output outside of the input prefix `in/`", function.text())
+            self.assertIn("expected an output outside the input prefix `in/`", function.text())
         finally:
             function.stop()
         function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": f"s3://{BUCKET}/in/done/"})
         try:
-            with self.assertRaisesRegex(RuntimeError, "expected an output outside of the input prefixes"):
+            with self.assertRaisesRegex(RuntimeError, "expected an output outside the input prefixes"):
                 function.call(s3_event("in/loop.jsonl", self.put("in/loop.jsonl")))
         finally:
             function.stop()

@@ -264,7 +264,7 @@ mod tests {
             let (kind, shape, bytes) = tensors.get_mut("encoder.layer.0.output.dense.weight").unwrap();
             (*kind, *bytes) = (Dtype::F8_E4M3, vec![0; shape.iter().product()]);
         });
-        assert!(model.refusal().contains("floats of 16, 32 or 64 bits, but found the type F8_E4M3"));
+        assert!(model.refusal().contains("16-, 32- or 64-bit floats, but found the type F8_E4M3"));
     }
 
     #[test]

@@ -255,7 +255,7 @@ fn of_other_program(name: &RepositoryName, commit: &str, cache: &RepositoryCache
         paths.has(MODULES) || paths.has(OF_WHOLE_DOWNLOADS) || cache.is_known_absent(commit, MODULES);
     if !is_known && paths.may_need_modules(&folder)? {
         return Err(Error::config(format!(
-            "expected all files of `{name}` in `{}`, but found those that another program downloaded, which may have \
+            "expected all files of `{name}` in `{}`, but found another program's download, which may have \
              left out `{MODULES}`; connect to the hub once, or run `hf download {}`",
             folder.display(),
             name.id

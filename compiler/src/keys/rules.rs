@@ -66,7 +66,7 @@ impl<'a> Allowed<'a> {
     pub(super) fn pass(&mut self, file: &str, (key, value): (&str, &Value), expected: &str) -> Result<()> {
         if self.keys.iter().any(|allowed| allowed == key) {
             self.warnings.push(format!(
-                "`{key}` {} in `{file}` was ignored on request: results may differ from those of the model's authors",
+                "`{key}` {} in `{file}` was ignored on request: results may differ from the model authors'",
                 shortened(value)
             ));
             return Ok(());
@@ -266,7 +266,7 @@ mod tests {
     fn allowed_keys_become_warnings() {
         let fields = json!({"rope": {"beta": 1}, "dropout": 0.1});
         let warnings = check(&fields, &["beta"]).unwrap().join("\n");
-        insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: rope` was ignored on request: results may differ from those of the model's authors");
+        insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: rope` was ignored on request: results may differ from the model authors'");
         let refusal = check(&fields, &["beta", "gamma"]).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected `--allow` with a key of the model's files, but found `gamma`, which none of them has");
     }

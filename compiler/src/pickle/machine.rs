@@ -328,7 +328,9 @@ impl<'a> Machine<'a> {
                     _ => false,
                 };
                 if !others.get(2).is_none_or(is_empty) {
-                    return Err(Error::model("expected a tensor without other properties, but found some"));
+                    return Err(Error::model(
+                        "expected a tensor without additional properties, but found some",
+                    ));
                 }
                 let tensor = Tensor {
                     storage: Storage::clone(storage),

@@ -46,7 +46,7 @@ pub(super) fn read(file: &[u8]) -> Result<Weights> {
 
 /// A ZIP archive with the pickle and a file per storage.
 fn read_archive(file: &[u8]) -> Result<Weights> {
-    let damaged = |error| Error::model_because("expected a checkpoint of PyTorch", error);
+    let damaged = |error| Error::model_because("expected a PyTorch checkpoint", error);
     let mut archive = ZipArchive::new(Cursor::new(file)).map_err(damaged)?;
     let pickle = archive.file_names().filter_map(Result::ok).find(|name| name.ends_with("/data.pkl"));
     let pickle = pickle.map(Cow::into_owned);
@@ -241,7 +241,7 @@ mod tests {
         ");
         let packed = archive(b"\x80\x02}.", CompressionMethod::Deflated);
         insta::assert_snapshot!(read(&packed).unwrap_err(), @"expected `a/data.pkl` in the archive not to be compressed");
-        insta::assert_snapshot!(read(b"hello").unwrap_err(), @"expected a checkpoint of PyTorch");
+        insta::assert_snapshot!(read(b"hello").unwrap_err(), @"expected a PyTorch checkpoint");
     }
 
     /// A pickled tensor with four values, varying its storage id and arguments.
@@ -274,7 +274,7 @@ mod tests {
         let refusals = [twice, negative, part].map(|pickle| read(pickle).unwrap_err().to_string());
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected one tensor called `a`, but found several
-        expected a tensor without other properties, but found some
+        expected a tensor without additional properties, but found some
         expected a whole storage `0`, but found a part of another
         ");
     }

@@ -25,9 +25,7 @@ pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let unique = |name: &str| match names.iter().filter(|other| **other == name).count() {
         1 => Ok(name.to_owned()),
-        found => {
-            Err(Error::invalid(format!("expected one column of texts, but found `{name}` {found} times")))
-        }
+        found => Err(Error::invalid(format!("expected one text column, but found `{name}` {found} times"))),
     };
     if let Some(requested) = requested {
         let found = names.iter().find(|name| **name == requested).ok_or_else(|| {

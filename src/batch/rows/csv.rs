@@ -347,7 +347,7 @@ mod tests {
     fn a_header_with_two_delimiters_is_noted() {
         let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), &Layout::default()).unwrap();
         assert_eq!(reader.column(), "text");
-        insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside of quotes as well");
+        insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside quotes as well");
     }
 
     #[test]
@@ -356,7 +356,7 @@ mod tests {
             .err()
             .unwrap()
             .to_string();
-        insta::assert_snapshot!(refused, @"expected one column of texts, but found `text` 2 times");
+        insta::assert_snapshot!(refused, @"expected one text column, but found `text` 2 times");
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl FirstRecord {
         let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| quoted_delimiter(*delimiter)).collect();
         let note = (!alternatives.is_empty()).then(|| {
             format!(
-                "the header is read with {} between its fields, though it has {} outside of quotes as well",
+                "the header is read with {} between its fields, though it has {} outside quotes as well",
                 quoted_delimiter(delimiter),
                 alternatives.join(" and ")
             )

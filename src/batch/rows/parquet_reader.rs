@@ -117,7 +117,7 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
         return Ok((metadata, Vec::new()));
     }
     let note = format!(
-        "the timestamps in {} become microseconds; they are of the type INT96, whose range exceeds that of nanoseconds",
+        "the timestamps in {} become microseconds; they are of the type INT96, whose range exceeds nanoseconds",
         quoted(&changed)
     );
     let schema = Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(times.as_primitive::<TimestampMicrosecondType>().value(0), expected);
         }
         assert_eq!(rows.len(), 3);
-        insta::assert_snapshot!(notes.join("\n"), @"the timestamps in `time`, `times` become microseconds; they are of the type INT96, whose range exceeds that of nanoseconds");
+        insta::assert_snapshot!(notes.join("\n"), @"the timestamps in `time`, `times` become microseconds; they are of the type INT96, whose range exceeds nanoseconds");
     }
 
     #[test]

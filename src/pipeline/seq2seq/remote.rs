@@ -170,7 +170,7 @@ impl RemoteGenerator {
 }
 
 fn wrong_language() -> Error {
-    Error::invalid("expected `tgt_lang` to be the language of the model on the fleet, but found another")
+    Error::invalid("expected `tgt_lang` to be the fleet model's language, but found a different one")
 }
 
 fn unexpected(found: &str) -> Error {

@@ -61,7 +61,7 @@ fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
         return Ok(digest);
     }
     Err(Error::model(format!(
-        "expected a digest in `{place}`, but found {} bytes of something else; remove it and push the bundle again",
+        "expected a digest in `{place}`, but found {} bytes of other data; remove it and push the bundle again",
         bytes.len()
     )))
 }

@@ -386,7 +386,7 @@ fn an_incomplete_cache_of_another_program_is_not_taken_for_the_model() {
     // The model has a `modules.json` with its pooling, which other programs do not download.
     let error = fetch("tests/tiny-bert", &offline).unwrap_err().to_string();
     let error = error.replace(&cache.path().display().to_string(), "[cache]").replace(COMMIT, "[commit]");
-    insta::assert_snapshot!(error, @"expected all files of `tests/tiny-bert` in `[cache]/models--tests--tiny-bert/snapshots/[commit]`, but found those that another program downloaded, which may have left out `modules.json`; connect to the hub once, or run `hf download tests/tiny-bert`");
+    insta::assert_snapshot!(error, @"expected all files of `tests/tiny-bert` in `[cache]/models--tests--tiny-bert/snapshots/[commit]`, but found another program's download, which may have left out `modules.json`; connect to the hub once, or run `hf download tests/tiny-bert`");
     // `huggingface_hub` notes files that a repository does not have, and whole downloads have all.
     let absent = repository.join(".no_exist").join(COMMIT);
     fs::create_dir_all(&absent).unwrap();

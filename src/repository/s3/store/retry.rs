@@ -105,7 +105,7 @@ where
             inner.dedup();
             if inner.is_empty() { error.to_string() } else { inner.join(": ") }
         }
-        (_, "RequestTimeTooSkewed", _) => format!("{code}: the clock of this machine is wrong; set it"),
+        (_, "RequestTimeTooSkewed", _) => format!("{code}: this machine's clock is wrong; set it"),
         (_, "", "") => format!("the server responded with {status}"),
         (_, "", message) => message.to_owned(),
         (_, code, "") => code.to_owned(),
