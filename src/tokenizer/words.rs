@@ -122,8 +122,8 @@ impl Tokenizer {
         for Word { text, span } in words {
             let too_long = |found: usize, unit: &str| {
                 Error::too_large(format!(
-                    "a word of the text has {found} {unit}, but the model takes at most {room} tokens, without those of \
-                     the labels"
+                    "a word of the text has {found} {unit}, but the model takes at most {room} tokens, without the labels' \
+                     tokens"
                 ))
             };
             if read.len() == max_words {

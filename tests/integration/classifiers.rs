@@ -362,9 +362,7 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
 async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let model =
-        open_for(kivu::pipeline::Task::ZeroShotClassification, "tiny-roberta-nli", folder.path(), runtime)
-            .unwrap();
+    let model = open_for(Task::ZeroShotClassification, "tiny-roberta-nli", folder.path(), runtime).unwrap();
     let path = format!("/models/{}", model.name);
     let app = router(App::new(vec![model], Limits::default()));
     let labels: Vec<String> = (0..1000).map(|label| format!("label {label}")).collect();

@@ -252,7 +252,7 @@ fn run_prints_generated_texts_as_they_are() {
     let Some(bundle) = built("tiny-marian", folder.path()) else { return };
     let bundle = bundle.to_str().unwrap();
     let json: Value = serde_json::from_slice(&run(&[bundle, "hello", "--json"], "").stdout).unwrap();
-    let text = json["translation_text"].as_str().unwrap();
+    let text = json["translation"].as_str().unwrap();
     assert_eq!(stdout(&run(&[bundle, "hello"], "")), format!("{text}\n"));
 }
 
