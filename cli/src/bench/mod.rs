@@ -81,6 +81,9 @@ pub(super) struct Arguments {
     json: Option<PathBuf>,
 }
 
+/// Milliseconds.
+const MS: &str = "ms";
+
 /// A measured value, and the bare runtime's in the same run.
 #[derive(Debug, Serialize)]
 struct Figure {
@@ -99,10 +102,24 @@ impl Figure {
     fn line(&self) -> String {
         let Self { name, unit, value, baseline } = self;
         let baseline = baseline.map(|baseline| {
-            format!("   bare runtime {baseline:9.3} {unit:9}  ratio {:.3}", value / baseline)
+            let is_time = *unit == MS;
+            let speedup = if is_time { baseline / value } else { value / baseline };
+            format!("   ONNX Runtime alone {:>6} {unit:8}  {speedup:.2} × as fast", rounded(baseline))
         });
-        format!("{name:34} {value:9.3} {unit:9}{}", baseline.unwrap_or_default()).trim_end().to_owned()
+        format!("{name:34} {:>6} {unit:8}{}", rounded(*value), baseline.unwrap_or_default())
+            .trim_end()
+            .to_owned()
     }
+}
+
+/// A number with three significant digits, or without decimals.
+fn rounded(value: f64) -> String {
+    let decimals = match value {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}")
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
@@ -113,7 +130,7 @@ fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let path = resolve(&arguments.bundle, Options::of(config), config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
-    let mut figures = vec![Figure::new("start to first response, median", "ms", start_ms, None)];
+    let mut figures = vec![Figure::new("start to first response, median", MS, start_ms, None)];
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
         Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
@@ -179,11 +196,12 @@ fn speed(
             alone.push(times.1);
         }
     }
+    let unit = if all_rows.len() == texts.len() { "texts/s" } else { "pairs/s" };
     let [p99, p99_alone] = [&mut http, &mut alone].map(|times| percentile(times, 99));
     Ok(vec![
-        Figure::new("throughput, 32 texts, 4 clients", "rows/s", median(served), Some(median(bare))),
-        Figure::new("one short text, median", "ms", median(http), Some(median(alone))),
-        Figure::new("one short text, 99th percentile", "ms", p99, Some(p99_alone)),
+        Figure::new("throughput, 32 texts, 4 clients", unit, median(served), Some(median(bare))),
+        Figure::new("one short text, median", MS, median(http), Some(median(alone))),
+        Figure::new("one short text, 99th percentile", MS, p99, Some(p99_alone)),
     ])
 }
 
@@ -251,4 +269,23 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
     });
     // The figures for short texts are useful without it.
     Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.and_then(Result::ok) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_above_1_is_faster_in_every_unit() {
+        let lines = [
+            Figure::new("throughput", "texts/s", 963.7, Some(743.21)).line(),
+            Figure::new("one short text, median", MS, 0.4567, Some(0.913)).line(),
+            Figure::new("resident memory", "MB", 71.25, None).line(),
+        ];
+        insta::assert_snapshot!(lines.join("\n"), @"
+        throughput                            964 texts/s    ONNX Runtime alone    743 texts/s   1.30 × as fast
+        one short text, median               0.46 ms         ONNX Runtime alone   0.91 ms        2.00 × as fast
+        resident memory                      71.2 MB
+        ");
+    }
 }
