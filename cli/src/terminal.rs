@@ -98,6 +98,10 @@ impl batch::Watcher for Progress {
             0 => format!("batch: {input}"),
             rows => format!("batch: {input}, continued after {rows} rows"),
         };
+        // The bar does not say it.
+        if rows > 0 && io::stderr().is_terminal() {
+            print_aside(&plain);
+        }
         *lock(&self.rows_before) = rows;
         self.begin(input, &plain, STEPS, "{msg} {wide_bar} {percent:>3} % {eta:>4}");
     }
