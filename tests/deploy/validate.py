@@ -20,7 +20,7 @@ from samcli.yamlhelper import yaml_dump
 from template import EVERYTHING, FILES, IMAGE, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
-# Stacks that are deployed on their own; they have neither conditions nor roles.
+# Stacks that are deployed on their own, checked with the defaults of their parameters.
 EXAMPLES = sorted((ROOT / "deploy").glob("*/*.yaml"))
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 # Together these deploy every resource, and every variant of each policy.

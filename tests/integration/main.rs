@@ -50,6 +50,7 @@ mod properties;
 mod readme;
 mod reliability;
 mod requests;
+mod row_events;
 #[cfg(feature = "s3")]
 mod s3;
 mod search;
