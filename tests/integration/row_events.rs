@@ -83,7 +83,7 @@ async fn errors_end_a_query_of_redshift() {
     insta::assert_snapshot!(refused(json!([["cat"], ["fish"]])).await, @"the model failed to run (row 1)");
     let rules = json!([{ "input": "redshift:public.embed", "ask": { "prompt": "none" } }]);
     let answer = answer_with(rules, recorded("redshift")).await.unwrap();
-    insta::assert_snapshot!(answer["error_msg"], @r#""unknown prompt `none`; known prompts: `query`""#);
+    insta::assert_snapshot!(answer["error_msg"], @r#""unknown prompt `none`; the model's prompts: `query`""#);
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn errors_of_snowflake_have_a_status() {
     };
     insta::assert_snapshot!(refused("/body", "{}".into()).await, @r#"400 {"error":"expected rows in `data`, but the body is different (line 1)"}"#);
     insta::assert_snapshot!(refused("/body", r#"{"data": [["cat"]]}"#.into()).await, @r#"400 {"error":"expected a row number before the arguments, but found none"}"#);
-    insta::assert_snapshot!(refused("/body", r#"{"data": [[0, "fish"]]}"#.into()).await, @r#"500 {"error":"the model failed to run (row 0)"}"#);
+    insta::assert_snapshot!(refused("/body", r#"{"data": [[0, "fish"]]}"#.into()).await, @r#"500 {"error":"the model failed to run"}"#);
     insta::assert_snapshot!(refused("/headers/sf-external-function-format", "xml".into()).await, @r#"400 {"error":"expected the format `json`, but found `xml`"}"#);
     insta::assert_snapshot!(refused("/headers/sf-custom-normalize", "maybe".into()).await, @r#"400 {"error":"expected `true` or `false` in the metadata `kivu-normalize`, but found `maybe`"}"#);
 }
