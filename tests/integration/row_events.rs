@@ -146,7 +146,7 @@ async fn firehose_gets_each_record_with_its_outcome() {
 
 #[tokio::test]
 async fn firehose_gets_no_more_than_its_limit() {
-    let data = BASE64_STANDARD.encode(json!({ "text": "cat", "other": "x".repeat(960) }).to_string());
+    let data = BASE64_STANDARD.encode(json!({ "text": "cat", "other": "x".repeat(970) }).to_string());
     let record = |id: usize| json!({ "recordId": id.to_string(), "data": data });
     let mut event = recorded("firehose");
     event["records"] = (0..4200).map(record).collect();

@@ -111,12 +111,6 @@ class Rows(unittest.TestCase):
         self.assertEqual(self.function.call(event), {"batchItemFailures": []})
         self.assertEqual(self.weed.get(f"stream/reviews/{first}.jsonl"), before)
 
-    def test_streams_are_repeated_from_the_first_record_without_time(self):
-        event = recorded("rows_kinesis")
-        first = event["Records"][0]["kinesis"]["sequenceNumber"]
-        answer = self.function.call(event, seconds=0.0)
-        self.assertIn(answer, ({"batchItemFailures": [{"itemIdentifier": first}]}, {"batchItemFailures": []}))
-
     def test_dynamodb(self):
         event = recorded("rows_dynamodb")
         self.assertEqual(self.function.call(event), {"batchItemFailures": []})
