@@ -36,6 +36,9 @@ REQUESTS = [
     (19, {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"]}, {"name": "LABELS", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}], "parameters": {"multi_label": True}}),
     (20, {"inputs": [{"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [[7, 8]]}, {"name": "attention_mask", "shape": [1, 2], "datatype": "INT32", "data": [1, 0]}], "parameters": {"num_beams": 2}}),
     (28, {"inputs": ["the cat", "a dog sat on the mat e\u0301"], "parameters": {"aggregation_strategy": "max", "ignore_labels": ["O"], "stride": 3, "redact": True}}),
+    (29, {"inputText": "the cat", "dimensions": 1, "normalize": False, "embeddingTypes": ["float", "binary"]}),
+    (29, {"texts": ["the cat"], "input_type": "search_query", "embedding_types": ["float", "int8"], "truncate": "LEFT", "max_tokens": 128000}),
+    (30, {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "return_documents": True, "api_version": 2}),
 ]
 
 
@@ -177,7 +180,8 @@ def events():
     rows = {"BatchInput": {"input": "s3://b/in/a.csv", "run": "1"}, "Items": [{"index": 0, "row": {"text": "cat"}}]}
     listing = {"BatchInput": {"bucket": "b"}, "Items": [{"Key": "in/a"}]}
     join = {"join": {"input": "s3://b/in/a.csv", "run": "1", "results": {"Bucket": "b", "Key": "k"}}}
-    return [plain, queued, topic, bridge, nested, rows, listing, join, {"Event": "s3:TestEvent"}]
+    recorded = [json.loads(path.read_text()) for path in sorted((ROOT / "tests/lambda").glob("rows_*.json"))]
+    return [plain, queued, topic, bridge, nested, rows, listing, join, {"Event": "s3:TestEvent"}, *recorded]
 
 
 def write(target, inputs):

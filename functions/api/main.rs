@@ -1,4 +1,6 @@
-//! The Lambda function behind API Gateway, with the same router as `kivu serve`.
+//! The Lambda function behind API Gateway or a load balancer, with the same router as `kivu serve`.
+
+mod load_balancer;
 
 use std::{
     convert::Infallible,
@@ -74,8 +76,13 @@ async fn answer(
     metrics: Embedded,
     request: Request,
 ) -> Result<Response<Body>, Infallible> {
-    let response = router.respond(prepare(request).map(axum::body::Body::new)).await;
-    let response = response.into_response().await;
+    let request = prepare(request);
+    let balanced_path = load_balancer::path(&request);
+    let response = router.respond(request.map(axum::body::Body::new)).await;
+    let mut response = response.into_response().await;
+    if let Some(path) = balanced_path {
+        response = load_balancer::fit(response, &router, &path).await;
+    }
     metrics.flush();
     Ok(response)
 }
@@ -91,8 +98,8 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
 }
 
-/// An API Gateway event without host and scheme, and with an encoded query: `lambda_http` builds a URL from these,
-/// which clients can choose, and panics if it is invalid.
+/// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL
+/// from these, which clients can choose, and panics if it is invalid.
 struct Event(LambdaRequest);
 
 impl<'de> Deserialize<'de> for Event {

@@ -1,4 +1,5 @@
-//! The Lambda function for batch jobs: processes the files named by S3 events and state machines.
+//! The Lambda function for batch jobs: processes the files named by S3 events and state machines, and rows from data
+//! warehouses and streams.
 
 use std::{
     sync::Arc,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     json_schemas::{Object, Texts},
-    pipeline::{Input, embedding::VectorKind},
+    pipeline::{Input, Usage, embedding::VectorKind},
     task::{Scope, embedding::EmbeddingParameters},
     tokenizer::Side,
 };
@@ -25,29 +25,29 @@ use crate::{
 #[serde(expecting = "an object with `texts`")]
 pub(super) struct CohereEmbedRequest {
     /// Model name; the default is the first embedding model.
-    model: Option<String>,
+    pub(super) model: Option<String>,
     #[schemars(with = "Option<Texts>")]
-    texts: Option<Value>,
+    pub(super) texts: Option<Value>,
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
-    inputs: Option<Vec<Content>>,
+    pub(super) inputs: Option<Vec<Content>>,
     /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
     /// `clustering`.
-    input_type: Option<String>,
+    pub(super) input_type: Option<String>,
     /// The vector types; `float` by default.
     #[schemars(length(min = 1, max = 6))]
-    embedding_types: Option<Vec<EncodingFormat>>,
+    pub(super) embedding_types: Option<Vec<EncodingFormat>>,
     /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
-    output_dimension: Option<usize>,
+    pub(super) output_dimension: Option<usize>,
     /// How to handle texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this end.
-    truncate: Option<Truncate>,
+    pub(super) truncate: Option<Truncate>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `content`")]
 #[schemars(inline)]
-struct Content {
+pub(super) struct Content {
     #[schemars(length(min = 1))]
     content: Vec<Part>,
 }
@@ -72,7 +72,7 @@ enum PartType {
 #[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 #[schemars(inline)]
-enum Truncate {
+pub(super) enum Truncate {
     None,
     Start,
     End,
@@ -80,15 +80,22 @@ enum Truncate {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "CohereEmbedResponse")]
-pub(super) struct EmbedResponse<'a> {
+pub(super) struct EmbedResponse {
+    #[serde(flatten)]
+    embedded: Embedded,
+    #[schemars(with = "Object")]
+    meta: Value,
+}
+
+/// The texts and their vectors.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Embedded {
     id: String,
-    texts: Vec<&'a str>,
-    /// Vector lists by type; one list of vectors from `/v1/embed` without types.
+    texts: Vec<String>,
+    /// Vector lists by type; one list of vectors from `/v1/embed` and from Bedrock without types.
     embeddings: Embeddings,
     #[schemars(extend("enum" = ["embeddings_by_type", "embeddings_floats"]))]
     response_type: &'static str,
-    #[schemars(with = "Object")]
-    meta: Value,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -110,10 +117,24 @@ pub(super) async fn embed_v1(Call(context, body): Call<CohereEmbedRequest>) -> R
 }
 
 async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) -> Reply {
+    let is_list = version == "1" && body.embedding_types.is_none();
+    let (embedded, usage) = embedded(context, body, is_list).await?;
+    let meta = json!({
+        "api_version": { "version": version },
+        "billed_units": { "input_tokens": usage.tokens },
+    });
+    Ok(with_backend(&EmbedResponse { embedded, meta }, usage.location))
+}
+
+/// Embeds texts; `is_list` says whether the vectors are floats in a list.
+pub(super) async fn embedded(
+    context: &Context,
+    body: CohereEmbedRequest,
+    is_list: bool,
+) -> Result<(Embedded, Usage)> {
     let app = &context.app;
     let name = body.model.as_deref();
     let (_, pipeline) = app.embedding(name)?;
-    let is_list = version == "1" && body.embedding_types.is_none();
     let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
     let (truncate, truncation_direction) = match body.truncate {
@@ -151,17 +172,8 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
         true => (Embeddings::Floats(by_type.into_values().flatten().collect()), "embeddings_floats"),
         false => (Embeddings::ByType(by_type), "embeddings_by_type"),
     };
-    let answer = EmbedResponse {
-        id: uuid::Uuid::new_v4().to_string(),
-        texts: texts.iter().map(String::as_str).collect(),
-        embeddings,
-        response_type,
-        meta: json!({
-            "api_version": { "version": version },
-            "billed_units": { "input_tokens": found.usage.tokens },
-        }),
-    };
-    Ok(with_backend(&answer, found.usage.location))
+    let embedded = Embedded { id: uuid::Uuid::new_v4().to_string(), texts, embeddings, response_type };
+    Ok((embedded, found.usage))
 }
 
 fn texts(texts: Option<Value>, contents: Option<Vec<Content>>, limit: &TextLimit) -> Result<Vec<String>> {

@@ -14,6 +14,9 @@ use serde::Serialize;
 
 use super::rejection::Rejection;
 
+/// Bedrock's header with the error type.
+const ERROR_TYPE: &str = "x-amzn-errortype";
+
 /// The format of error bodies, which several APIs may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -25,6 +28,7 @@ pub(super) enum Dialect {
     /// Cohere and DeepL.
     Cohere,
     KServe,
+    Bedrock,
 }
 
 /// An error in the TEI, model hub, Ollama and LibreTranslate APIs.
@@ -71,6 +75,12 @@ pub(super) struct KServeError {
     error: String,
 }
 
+/// An error in the Bedrock API; its type is in the header `x-amzn-errortype`.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct BedrockError {
+    message: String,
+}
+
 /// An error body.
 #[derive(Serialize)]
 #[serde(untagged)]
@@ -80,6 +90,7 @@ pub(super) enum ErrorBody {
     Jina(JinaError),
     Cohere(CohereError),
     KServe(KServeError),
+    Bedrock(BedrockError),
 }
 
 impl ErrorBody {
@@ -90,15 +101,25 @@ impl ErrorBody {
             Self::Jina(_) => generator.subschema_for::<JinaError>(),
             Self::Cohere(_) => generator.subschema_for::<CohereError>(),
             Self::KServe(_) => generator.subschema_for::<KServeError>(),
+            Self::Bedrock(_) => generator.subschema_for::<BedrockError>(),
         }
     }
 }
 
 impl Dialect {
-    /// The status that a dialect uses: KServe has no 422.
+    /// The status that a dialect uses: KServe has no 422, and Bedrock only those in its service model.
     pub(super) fn status(self, status: StatusCode) -> StatusCode {
         match (self, status) {
             (Self::KServe, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
+            (Self::Bedrock, StatusCode::UNAUTHORIZED) => StatusCode::FORBIDDEN,
+            (Self::Bedrock, StatusCode::BAD_GATEWAY) => StatusCode::FAILED_DEPENDENCY,
+            (Self::Bedrock, StatusCode::GATEWAY_TIMEOUT) => StatusCode::REQUEST_TIMEOUT,
+            (
+                Self::Bedrock,
+                StatusCode::UNPROCESSABLE_ENTITY
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ) => StatusCode::BAD_REQUEST,
             (_, status) => status,
         }
     }
@@ -135,14 +156,19 @@ impl Dialect {
             Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
             Self::Cohere => ErrorBody::Cohere(CohereError { message }),
             Self::KServe => ErrorBody::KServe(KServeError { error: message }),
+            Self::Bedrock => ErrorBody::Bedrock(BedrockError { message }),
         })
     }
 
     /// Completes a rejected request's response: status, headers and body.
     pub(super) fn complete(self, rejection: &Rejection, response: &mut Response) {
-        *response.status_mut() = self.status(rejection.status);
+        let status = self.status(rejection.status);
+        *response.status_mut() = status;
         let headers = response.headers_mut();
-        match rejection.status {
+        if self == Self::Bedrock {
+            headers.insert(ERROR_TYPE, HeaderValue::from_static(bedrock_type(status, rejection)));
+        }
+        match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(rejection.retry_after_s));
             }
@@ -159,5 +185,20 @@ impl Dialect {
             }
             None => Body::empty(),
         };
+    }
+}
+
+/// The exception in Bedrock's service model for a status.
+fn bedrock_type(status: StatusCode, rejection: &Rejection) -> &'static str {
+    match status {
+        StatusCode::FORBIDDEN => "AccessDeniedException",
+        StatusCode::NOT_FOUND if rejection.is_unknown_model() => "ResourceNotFoundException",
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => "UnknownOperationException",
+        StatusCode::REQUEST_TIMEOUT => "ModelTimeoutException",
+        StatusCode::FAILED_DEPENDENCY => "ModelErrorException",
+        StatusCode::TOO_MANY_REQUESTS => "ThrottlingException",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailableException",
+        status if status.is_server_error() => "InternalServerException",
+        _ => "ValidationException",
     }
 }

@@ -43,7 +43,7 @@ const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/t
 const MAX_TOKENS: usize = 16;
 
 /// Routes with a request body; an input's first byte selects one.
-const ROUTES: [&str; 29] = [
+const ROUTES: [&str; 31] = [
     "/",
     "/embed",
     "/embed_all",
@@ -73,6 +73,8 @@ const ROUTES: [&str; 29] = [
     "/api/show",
     "/vertex",
     "/models/token-classification",
+    "/model/embedding/invoke",
+    "/model/ranking/invoke",
 ];
 
 /// A byte that selects the route, and a body.

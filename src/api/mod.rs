@@ -2,6 +2,7 @@
 
 mod app;
 mod auth;
+mod bedrock;
 mod body;
 mod body_memory;
 mod classification;

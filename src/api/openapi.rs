@@ -93,7 +93,7 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
         "info": {
             "title": "Kivu",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Transformer models behind the APIs that clients already use: text-embeddings-inference (TEI), OpenAI, the model hub, Cohere, Jina, Voyage, Ollama, DeepL, LibreTranslate and KServe v2. Unknown fields are ignored, and `null` is the same as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts and bytes of a request.",
+            "description": "Transformer models behind the APIs that clients already use: text-embeddings-inference (TEI), OpenAI, the model hub, Cohere, Amazon Bedrock, Jina, Voyage, Ollama, DeepL, LibreTranslate and KServe v2. Unknown fields are ignored, except in Bedrock's API, and `null` is the same as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts and bytes of a request.",
             "license": { "name": "Apache-2.0" },
         },
         "servers": [{ "url": "./" }],
@@ -225,6 +225,7 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
     let in_path = |name| {
         let description = match name {
             "model" => "A served model's name.",
+            "resource" => "What follows the slash in a model's ARN.",
             _ => "Always `1`.",
         };
         json!({

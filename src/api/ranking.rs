@@ -19,12 +19,12 @@ use crate::{
 };
 
 /// Texts with their scores.
-struct Ranked {
+pub(super) struct Ranked {
     texts: Vec<String>,
     scores: Vec<f32>,
     /// Text indexes, the highest score first.
     order: Vec<usize>,
-    usage: Usage,
+    pub(super) usage: Usage,
 }
 
 async fn rank(
@@ -80,23 +80,23 @@ pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, b
 #[serde(expecting = "an object with `query` and `documents`")]
 pub(super) struct DocumentsRequest {
     /// Model name; the default is the first ranking model.
-    model: Option<String>,
+    pub(super) model: Option<String>,
     #[schemars(with = "Text")]
-    query: Value,
+    pub(super) query: Value,
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
-    documents: Value,
+    pub(super) documents: Value,
     /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
-    top_n: Option<usize>,
+    pub(super) top_n: Option<usize>,
     /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
-    return_documents: Option<bool>,
+    pub(super) return_documents: Option<bool>,
     /// Voyage's name for `top_n`.
     #[schemars(range(min = 1))]
-    top_k: Option<usize>,
+    pub(super) top_k: Option<usize>,
     /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
     /// request with this field or `top_k` is Voyage's.
-    truncation: Option<bool>,
+    pub(super) truncation: Option<bool>,
 }
 
 impl DocumentsRequest {
@@ -120,7 +120,7 @@ pub(super) struct Document {
 }
 
 impl Ranked {
-    fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
+    pub(super) fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
@@ -131,7 +131,7 @@ impl Ranked {
 }
 
 /// Ranks documents; also returns the model name.
-async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
+pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let app = &context.app;
     let query = inputs::text("query", body.query)?;
     let documents = parse_documents(body.documents, &context.texts)?;

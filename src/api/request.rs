@@ -92,6 +92,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Call<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        require_json(request.headers())?;
         let (context, body) = read_json(app, request, false).await?;
         Ok(Self(context, body))
     }
@@ -104,7 +105,25 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for PiecewiseCa
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        require_json(request.headers())?;
         let (context, body) = read_json(app, request, true).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// A [`Call`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
+/// the client has written.
+pub(super) struct UntypedCall<T>(pub(super) Context, pub(super) T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for UntypedCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        let headers = request.headers();
+        if headers.contains_key(CONTENT_TYPE) && essence(headers) != "application/octet-stream" {
+            require_json(headers)?;
+        }
+        let (context, body) = read_json(app, request, false).await?;
         Ok(Self(context, body))
     }
 }
@@ -117,7 +136,6 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
     is_piecewise: bool,
 ) -> Result<(Context, T), Rejection> {
     let started = Instant::now();
-    require_json(request.headers())?;
     let ReadBody { bytes, deadline, mut memory, .. } = body::read(app, request).await?;
     let size = bytes.capacity();
     let work = move || {

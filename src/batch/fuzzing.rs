@@ -15,6 +15,7 @@ use super::{
     event,
     output::Shape,
     output_form::OutputForm,
+    row_event::RowEvent,
     rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
 };
 use crate::{
@@ -28,6 +29,7 @@ pub(crate) fn event(bytes: &[u8]) {
     // An error is a valid outcome, here and below.
     let _ = Join::of(&event);
     let _ = MapBatch::of(&event);
+    let _ = RowEvent::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {
             assert!(fit_key(&written.url.key).len() <= MAX_KEY_BYTES, "a key that is too long");

@@ -13,6 +13,7 @@ use super::{
     job::{Ended, Job},
     location::{JobInput, JobOutput},
     report_file,
+    row_event::RowEvent,
     rules::Rules,
 };
 use crate::{
@@ -109,6 +110,7 @@ impl Handler {
     /// - For a queue event, the result lists the messages that failed or whose job is unfinished, so that the
     ///   queue repeats them.
     /// - For a state machine task, the result is the job status.
+    /// - For rows from a data warehouse or a stream, the result is the response that it expects.
     /// - Other events that must be repeated return errors.
     pub async fn handle(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
         let until = deadline.map(|deadline| {
@@ -116,6 +118,9 @@ impl Handler {
             // Rows get at least half the time; otherwise, the job would never end.
             deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
         });
+        if let Some(rows) = RowEvent::of(&event)? {
+            return rows.answer(&self.rules, &self.store, until).await;
+        }
         if let Some(join) = Join::of(&event)? {
             let joined = distributed_map::join(&self.rules, &self.store, &join).await?;
             if let Some(output) = joined.get("output").and_then(Value::as_str) {

@@ -30,11 +30,15 @@ mod predictor;
 mod process;
 mod report;
 mod report_file;
+mod row_event;
+mod row_function;
 mod rows;
 mod rules;
 mod s3_storage;
+mod streams;
 mod target;
 mod text_predictor;
+mod warehouse;
 mod watcher;
 
 pub use self::{

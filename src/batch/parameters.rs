@@ -41,8 +41,13 @@ pub struct Parameters {
 impl Parameters {
     /// Parses a rule's parameters: `model`, `column`, and so on.
     pub fn of(options: &BTreeMap<String, String>) -> Result<Self> {
+        Self::default().with_options(options)
+    }
+
+    /// Overrides parameters by name: `model`, `column`, and so on.
+    pub(super) fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
         let metadata = options.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
-        Self::default().with_metadata(&metadata.collect())
+        self.with_metadata(&metadata.collect())
     }
 
     /// Whether texts with too many tokens are truncated.

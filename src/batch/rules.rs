@@ -1,5 +1,7 @@
 //! Rules for objects in a bucket: which are inputs, which model and options they get, and where their outputs go.
 
+use std::collections::BTreeMap;
+
 use super::parameters::Parameters;
 use crate::{
     config,
@@ -13,7 +15,13 @@ use crate::{
 pub(super) struct Rules {
     models: Vec<Model>,
     rules: Vec<Rule>,
+    /// Rules for rows that are not in objects: `input` is `KIND:NAME`.
+    callers: Vec<Rule>,
 }
+
+/// Kinds of callers that send rows, and whether their answers are written to S3.
+const CALLERS: [(&str, bool); 5] =
+    [("redshift", false), ("snowflake", false), ("firehose", false), ("kinesis", true), ("dynamodb", true)];
 
 /// How objects with a prefix are processed.
 #[derive(Debug)]
@@ -33,9 +41,15 @@ impl Rules {
             output: config.output.clone(),
             ..config::BatchRule::default()
         };
-        let rules = config.rules.iter().chain([&default]).map(Rule::new).collect::<Result<Vec<_>>>()?;
-        for output in rules.iter().filter(|rule| rule.bucket.is_none()) {
-            if let Some(input) = rules.iter().find(|input| output.output.starts_with(&input.input)) {
+        let (callers, objects): (Vec<_>, Vec<_>) =
+            config.rules.iter().chain([&default]).partition(|rule| writes_answers(&rule.input).is_some());
+        let rules = objects.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
+        let callers = callers.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
+        callers.iter().try_for_each(check_output)?;
+        let written = callers.iter().filter(|rule| rule.bucket.is_some());
+        for output in rules.iter().filter(|rule| rule.bucket.is_none()).chain(written) {
+            let is_input = |rule: &&Rule| output.output.starts_with(&rule.input);
+            if let Some(input) = rules.iter().find(is_input) {
                 return Err(Error::config(format!(
                     "expected an output outside the input prefix `{}`, but found `{}`; outputs would be \
                      processed as inputs",
@@ -43,7 +57,7 @@ impl Rules {
                 )));
             }
         }
-        Ok(Self { models, rules })
+        Ok(Self { models, rules, callers })
     }
 
     fn rule(&self, url: &Url) -> Result<&Rule> {
@@ -75,6 +89,54 @@ impl Rules {
         Ok(output)
     }
 
+    /// The model and the options for rows from a caller, whose `options` override its rule's. Without a named model it
+    /// is the one with the caller's name, if any, or the first.
+    pub(super) fn function(
+        &self,
+        kind: &str,
+        name: &str,
+        options: &BTreeMap<String, String>,
+    ) -> Result<(Model, Parameters)> {
+        let parameters = self.caller(kind, name).map(|rule| rule.parameters.clone()).unwrap_or_default();
+        let parameters = parameters.with_options(options)?;
+        let own_name = name.rsplit('.').next().unwrap_or_default();
+        let is_own = |model: &&Model| model.name.eq_ignore_ascii_case(own_name);
+        let model = match &parameters.model {
+            Some(name) => self.models.iter().find(|model| model.name == *name),
+            None => self.models.iter().find(is_own).or_else(|| self.models.first()),
+        };
+        let model = model.ok_or_else(|| self.unknown(&parameters))?;
+        Ok((model.clone(), parameters))
+    }
+
+    /// The prefix for answers to a stream's records.
+    pub(super) fn stream_output(&self, kind: &str, name: &str) -> Result<Url> {
+        let rule = self.caller(kind, name);
+        let output =
+            rule.and_then(|rule| Some(Url { bucket: rule.bucket.clone()?, key: rule.output.clone() }));
+        output.ok_or_else(|| {
+            Error::config(format!(
+                "expected a rule with the input `{kind}:{name}` and an output in S3, but found none; add it to \
+                 `batch.rules`"
+            ))
+        })
+    }
+
+    fn caller(&self, kind: &str, name: &str) -> Option<&Rule> {
+        let is_for = |rule: &&Rule| {
+            let own_name = rule.input.strip_prefix(kind).and_then(|rest| rest.strip_prefix(':'));
+            own_name.is_some_and(|own| own.eq_ignore_ascii_case(name))
+        };
+        self.callers.iter().find(is_for)
+    }
+
+    fn unknown(&self, parameters: &Parameters) -> Error {
+        Error::UnknownModel {
+            name: parameters.model.clone().unwrap_or_default(),
+            known: self.models.iter().map(|model| model.name.clone()).collect(),
+        }
+    }
+
     /// The model and the options for an input, by its metadata, its folder or its rule.
     pub(super) fn model(&self, url: &Url, object: &Object) -> Result<(Model, Parameters)> {
         let rule = self.rule(url)?;
@@ -87,10 +149,7 @@ impl Rules {
                 rest.split_once('/').and_then(|(folder, _)| named(folder)).or_else(|| self.models.first())
             }
         };
-        let model = model.ok_or_else(|| Error::UnknownModel {
-            name: parameters.model.clone().unwrap_or_default(),
-            known: self.models.iter().map(|model| model.name.clone()).collect(),
-        })?;
+        let model = model.ok_or_else(|| self.unknown(&parameters))?;
         Ok((model.clone(), parameters))
     }
 
@@ -98,6 +157,25 @@ impl Rules {
     pub(super) fn fallback(&self, url: &Url) -> Result<(Option<&Model>, Parameters)> {
         Ok((self.models.first(), self.rule(url)?.parameters.clone()))
     }
+}
+
+/// Whether answers are written to S3 for a rule's caller; `None` for a rule for objects.
+fn writes_answers(input: &str) -> Option<bool> {
+    let kind = input.split_once(':')?.0;
+    CALLERS.iter().find(|(known, _)| *known == kind).map(|(_, is_written)| *is_written)
+}
+
+/// Checks whether a caller's rule has an output.
+fn check_output(rule: &Rule) -> Result<()> {
+    let is_written = writes_answers(&rule.input) == Some(true);
+    if is_written == rule.bucket.is_some() && (is_written || rule.output.is_empty()) {
+        return Ok(());
+    }
+    let expected = if is_written { "`s3://BUCKET/PREFIX` as" } else { "no" };
+    Err(Error::config(format!(
+        "expected {expected} output in the rule for `{}`, but found `{}`",
+        rule.input, rule.output
+    )))
 }
 
 impl Rule {

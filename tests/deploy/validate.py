@@ -1,4 +1,4 @@
-"""Runs the official checkers on `template.yaml`, its nested templates and the state machine.
+"""Runs the official checkers on `template.yaml`, its nested templates, the example templates and the state machine.
 
     python tests/deploy/validate.py CHECKOV
 
@@ -20,6 +20,8 @@ from samcli.yamlhelper import yaml_dump
 from template import EVERYTHING, FILES, IMAGE, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
+# Stacks that are deployed on their own, checked with the defaults of their parameters.
+EXAMPLES = sorted((ROOT / "deploy").glob("*/*.yaml"))
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 # Together these deploy every resource, and every variant of each policy.
 DEPLOYMENTS = (
@@ -76,7 +78,7 @@ def sam(_):
 
 
 def cfn_lint(_):
-    return failing(run(BIN / "cfn-lint", *FILES))
+    return failing(run(BIN / "cfn-lint", *FILES, *EXAMPLES))
 
 
 def checkov(deployments):
@@ -90,12 +92,14 @@ def checkov(deployments):
     with tempfile.TemporaryDirectory() as folder:
         for number, (written, file) in enumerate(given.items()):
             Path(folder, f"{file.stem}-{number}.yaml").write_text(written)
+        for file in EXAMPLES:
+            Path(folder, file.name).write_text(file.read_text())
         result = run(sys.argv[1], "--skip-download", "--framework", "cloudformation", "--directory", folder, "--output", "json")
     report = json.loads(result.stdout)["results"]
     problems += [f"{one['resource']}: {one['check_id']} {one['check_name']}" for one in report["failed_checks"]]
     problems += [f"{error}: cannot be parsed" for error in report["parsing_errors"]]
     used |= {(one["resource"].rsplit(".", 1)[-1], one["check_id"]) for one in report["skipped_checks"]}
-    for file in FILES:
+    for file in [*FILES, *EXAMPLES]:
         for name, resource in source(file)["Resources"].items():
             for skip in resource.get("Metadata", {}).get("checkov", {}).get("skip", []):
                 if not skip.get("comment"):

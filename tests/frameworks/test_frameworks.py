@@ -3,8 +3,8 @@
     pip install --require-hashes -r tests/frameworks/requirements.txt
     TEST_URL=http://127.0.0.1:8080 python tests/frameworks/test_frameworks.py
 
-The server serves an embedding model `tiny` that has prompts for queries and documents and the alias
-`text-embedding-3-small`, and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
+The server serves an embedding model `tiny` that has prompts for queries and documents and aliases,
+and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
 texts get from `/embed`, to 1e-6, and equal integers and bits. Frameworks connect to TEST_URL only.
 """
 
@@ -45,6 +45,8 @@ import llama_index.core  # noqa: E402
 # The encoding of OpenAI's models, which tiktoken would download.
 os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(llama_index.core.__file__).parent / "_static/tiktoken_cache")
 
+import boto3  # noqa: E402
+import botocore  # noqa: E402
 import cohere  # noqa: E402
 import deepl  # noqa: E402
 import litellm  # noqa: E402
@@ -182,6 +184,87 @@ class Cohere(FrameworkTest):
         client = cohere.Client(api_key=KEY, base_url=URL)
         found = client.embed(model=MODEL, texts=TEXTS, input_type="search_query")
         self.assert_embeds(found.embeddings, TEXTS, prompt_name="query")
+
+
+class Bedrock(FrameworkTest):
+    titan = "amazon.titan-embed-text-v2:0"
+    cohere = "cohere.embed-multilingual-v3"
+    arn = "arn:aws:bedrock:eu-west-1::foundation-model/"
+
+    def client(self, **options):
+        config = botocore.config.Config(retries={"total_max_attempts": 1})
+        return boto3.client("bedrock-runtime", endpoint_url=URL, region_name="eu-west-1", config=config, **options)
+
+    def signing(self):
+        return self.client(aws_access_key_id="a", aws_secret_access_key="b")
+
+    def invoke(self, model, body, client=None, **options):
+        answer = (client or self.signing()).invoke_model(modelId=model, body=json.dumps(body), **options)
+        self.assertEqual(answer["contentType"], "application/json")
+        return json.loads(answer["body"].read())
+
+    def test_titan(self):
+        for model in (self.titan, self.arn + self.titan, MODEL):
+            self.assert_embeds([self.invoke(model, {"inputText": QUERY})["embedding"]], [QUERY])
+        body = {"inputText": QUERY, "dimensions": 16, "embeddingTypes": ["float", "binary"]}
+        found = self.invoke(self.titan, body, accept="application/json", contentType="application/json")
+        self.assert_embeds([found["embeddingsByType"]["float"]], [QUERY], dimensions=16)
+        self.assertEqual(found["embeddingsByType"]["binary"], [int(value > 0) for value in found["embedding"]])
+        self.assertGreater(found["inputTextTokenCount"], 0)
+
+    def test_cohere_embed(self):
+        found = self.invoke(self.cohere, {"texts": TEXTS, "input_type": "search_document", "truncate": "END"}, accept="*/*")
+        self.assert_embeds(found["embeddings"], TEXTS, prompt_name="document")
+        self.assertEqual((found["texts"], found["response_type"]), (TEXTS, "embeddings_floats"))
+        types = ["float", *TYPES]
+        found = self.invoke(self.cohere, {"texts": TEXTS, "input_type": "search_query", "embedding_types": types})
+        self.assert_embeds(found["embeddings"]["float"], TEXTS, prompt_name="query")
+        for name in TYPES:
+            self.assertEqual(found["embeddings"][name], embed(TEXTS, prompt_name="query", output_dtype=name), name)
+
+    def test_rerank(self):
+        found = self.invoke("cohere.rerank-v3-5:0", {"query": QUERY, "documents": TEXTS, "top_n": 2, "api_version": 2})
+        expected = request("/rerank", {"query": QUERY, "texts": TEXTS, "model": "rank"})[:2]
+        self.assertEqual([result["index"] for result in found["results"]], [rank["index"] for rank in expected])
+        for result, rank in zip(found["results"], expected):
+            self.assertAlmostEqual(result["relevance_score"], rank["score"], delta=1e-6)
+
+    def test_keys_are_bearer_tokens(self):
+        sent = []
+        os.environ["AWS_BEARER_TOKEN_BEDROCK"] = KEY
+        try:
+            client = self.client()
+        finally:
+            del os.environ["AWS_BEARER_TOKEN_BEDROCK"]
+        client.meta.events.register("before-send", lambda request, **_: sent.append(request.headers["Authorization"]))
+        self.assert_embeds([self.invoke(self.titan, {"inputText": QUERY}, client)["embedding"]], [QUERY])
+        self.assertEqual(sent, [f"Bearer {KEY}".encode()])
+
+    def test_errors_are_exceptions(self):
+        client = self.signing()
+        known = client.exceptions
+        for model, body, expected in [
+            ("unknown", {"inputText": "a"}, known.ResourceNotFoundException),
+            (self.titan, {"inputText": ""}, known.ValidationException),
+            (self.titan, {"inputText": "a", "texts": ["a"]}, known.ValidationException),
+            ("cohere.rerank-v3-5:0", {"inputText": "a"}, known.ValidationException),
+        ]:
+            with self.assertRaises(expected) as caught:
+                self.invoke(model, body, client)
+            self.assertIn("expected" if model != "unknown" else "unknown model", str(caught.exception))
+        with self.assertRaises(botocore.exceptions.ClientError) as caught:
+            client.converse(modelId=self.titan, messages=[{"role": "user", "content": [{"text": "a"}]}])
+        self.assertEqual(caught.exception.response["Error"]["Code"], "UnknownOperationException")
+
+    def test_litellm(self):
+        options = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region_name": "eu-west-1"}
+        for model in (self.titan, self.cohere):
+            found = litellm.embedding(
+                model=f"bedrock/{model}", input=TEXTS, aws_bedrock_runtime_endpoint=URL, **options
+            ).data
+            # LiteLLM's default role.
+            role = {"prompt_name": "document"} if model == self.cohere else {}
+            self.assert_embeds([entry["embedding"] for entry in found], TEXTS, **role)
 
 
 class Voyage(FrameworkTest):

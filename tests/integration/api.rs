@@ -134,6 +134,10 @@ pub(crate) fn scripted_model() -> Model {
     model(last_id(FAILS), last_id(PANICS))
 }
 
+pub(crate) fn scripted_model_of(task: Task) -> Model {
+    model_of(task, None, [last_id(FAILS), last_id(PANICS)])
+}
+
 pub(crate) fn scripted(limits: Limits) -> App {
     App::new(vec![scripted_model()], limits)
 }

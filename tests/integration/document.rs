@@ -65,7 +65,8 @@ async fn references_have_targets() {
 
 /// Method and path of every operation, for a served model.
 pub(crate) async fn routes() -> Vec<(String, String)> {
-    let named = |path: &str| path.replace("{model}", "tiny").replace("{version}", "1");
+    let named =
+        |path: &str| path.replace("{model}", "tiny").replace("{version}", "1").replace("{resource}", "a");
     let document = document().await;
     let all = operations(&document).into_iter();
     all.map(|(method, path, _)| (method.to_uppercase(), named(path))).collect()

@@ -105,7 +105,15 @@ fn frameworks_work_unchanged() {
         symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();
     }
     let config = folder.path().join("kivu.toml");
-    fs::write(&config, "aliases.text-embedding-3-small = 'tiny'").unwrap();
+    fs::write(
+        &config,
+        "[aliases]
+        text-embedding-3-small = 'tiny'
+        'amazon.titan-embed-text-v2:0' = 'tiny'
+        'cohere.embed-multilingual-v3' = 'tiny'
+        'cohere.rerank-v3-5:0' = 'rank'",
+    )
+    .unwrap();
     let mut serve = kivu(folder.path());
     let server = Server::wait(serve.env("KIVU_CONFIG", config).stderr(Stdio::null()).spawn().unwrap());
     let mut tests = Command::new(python);

@@ -16,6 +16,7 @@ mod backends;
 mod bad_days;
 mod batch;
 mod batch_rows;
+mod bedrock;
 mod bergamot;
 mod building;
 mod classifiers;
@@ -49,6 +50,7 @@ mod properties;
 mod readme;
 mod reliability;
 mod requests;
+mod row_events;
 #[cfg(feature = "s3")]
 mod s3;
 mod search;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sends API Gateway events to the function `api` under the Lambda emulator.
+"""Sends API Gateway and load balancer events to the function `api` under the Lambda emulator.
 
     python tests/lambda/invoke.py CARGO_LAMBDA EVENTS
         [--port 9000] [--env KEY=VALUE]... [--release] [--features NAMES]
@@ -62,6 +62,12 @@ EVENTS = (
     ("http_bad_json", (400,), "error"),
     ("rest_openai", (200,), "vector"),
     ("rest_get_info", (200,), "info"),
+    ("rest_private", (200,), "vector"),
+    ("alb_wrong_host", (200,), "vector"),
+    ("alb_plain", (200,), "vector"),
+    ("alb_multi_value_base64", (200,), "vector"),
+    ("alb_health", (200,), "empty"),
+    ("alb_long_response", (413,), "error"),
 )
 
 
@@ -143,6 +149,10 @@ def send_all(emulator, events):
 
 def check(body, kind):
     """Checks a response and returns its vector, if its kind has one."""
+    if kind == "empty":
+        if body:
+            raise ValueError("expected no body")
+        return None
     answer = json.loads(body)
     if kind == "error":
         if not isinstance(answer["error"], (str, dict)):
@@ -224,8 +234,8 @@ class Emulator:
             return probe.connect_ex((HOST, self.port)) == 0
 
     def invoke(self, event, timeout_s):
-        """The status and body of the response that API Gateway would send."""
-        return self.unwrap(self.exchange(event, timeout_s))
+        """The status and body of the response that API Gateway or a load balancer would send."""
+        return self.unwrap(self.exchange(event, timeout_s), "elb" in event["requestContext"])
 
     def exchange(self, event, timeout_s, function=FUNCTION):
         """Posts one event to the Invoke API; returns the status and body of the emulator's response."""
@@ -268,8 +278,8 @@ class Emulator:
         finally:
             connection.close()
 
-    def unwrap(self, answer):
-        """The function's response to API Gateway, from the emulator's response."""
+    def unwrap(self, answer, is_load_balancer=False):
+        """The function's HTTP response, from the emulator's response."""
         status, body = answer
         try:
             wrapped = json.loads(body)
@@ -278,6 +288,13 @@ class Emulator:
         if status != 200 or not isinstance(wrapped, dict) or "statusCode" not in wrapped:
             # API Gateway responds with 502 both to a failure and to a response that it cannot read.
             return 502, f"the function failed: {body.decode(errors='replace')}"
+        if is_load_balancer:
+            # A load balancer reads one of them, depending on the target group.
+            one, several = wrapped["headers"], wrapped["multiValueHeaders"]
+            if {name: [value] for name, value in one.items()} != several or "x-request-id" not in one:
+                return 502, f"expected the same headers with one and with several values, but found {one} and {several}"
+            if not wrapped["statusDescription"].startswith(f"{wrapped['statusCode']} ") or len(body) > 1_000_000:
+                return 502, f"expected a status description and at most 1000000 bytes, but found {body[:300]}"
         text = wrapped.get("body") or ""
         if wrapped.get("isBase64Encoded"):
             text = base64.b64decode(text).decode(errors="replace")

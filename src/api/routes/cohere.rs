@@ -15,14 +15,14 @@ pub(super) const COHERE: Api = Api {
     routes: &[
         post!("/v1/embed", "cohere_embed_v1", cohere::embed_v1, "Embed texts, as Cohere's first version does")
             .request::<CohereEmbedRequest>(r#"{"model": "minilm", "texts": ["What is deep learning?"]}"#)
-            .response::<cohere::EmbedResponse<'static>>(
+            .response::<cohere::EmbedResponse>(
                 "The vectors, by type if the request names types.",
                 r#"{"id": "a5e5d0a2-6a7d-4a3e-8a39-d5e5c77e7d6a", "texts": ["What is deep learning?"], "embeddings": [[-0.0679, -0.0329, 0.0216, 0.0002]], "response_type": "embeddings_floats", "meta": {"api_version": {"version": "1"}, "billed_units": {"input_tokens": 7}}}"#,
             )
             .runs(Runs::Model),
         post!("/v2/embed", "cohere_embed", cohere::embed, "Embed texts, as Cohere does")
             .request::<CohereEmbedRequest>(r#"{"model": "minilm", "texts": ["What is deep learning?"], "input_type": "search_query", "embedding_types": ["float", "binary"]}"#)
-            .response::<cohere::EmbedResponse<'static>>(
+            .response::<cohere::EmbedResponse>(
                 "The vectors by type.",
                 r#"{"id": "a5e5d0a2-6a7d-4a3e-8a39-d5e5c77e7d6a", "texts": ["What is deep learning?"], "embeddings": {"binary": [[-117, 43]], "float": [[-0.0679, -0.0329, 0.0216, 0.0002]]}, "response_type": "embeddings_by_type", "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 7}}}"#,
             )

@@ -1,5 +1,6 @@
 //! All routes. The router, access control, error bodies and the OpenAPI document are made from this table.
 
+mod bedrock;
 mod cohere;
 mod hub;
 mod kserve;
@@ -23,11 +24,12 @@ use super::{
 use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 12] = [
+static APIS: [Api; 13] = [
     tei::TEI,
     openai::OPENAI,
     hub::HUB,
     cohere::COHERE,
+    bedrock::BEDROCK,
     openai::JINA,
     ollama::OLLAMA,
     translation::DEEPL,

@@ -74,6 +74,11 @@ fn jobs_survive_failures() {
 }
 
 #[test]
+fn rows_of_warehouses_and_streams_are_answered() {
+    run("test_rows.py");
+}
+
+#[test]
 fn the_function_survives_failures_of_other_services() {
     run("test_bad_days.py");
 }

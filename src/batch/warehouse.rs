@@ -1,0 +1,193 @@
+//! Functions that data warehouses call with rows: Lambda UDFs of Amazon Redshift, and external functions of Snowflake
+//! through API Gateway.
+
+use std::{collections::BTreeMap, io::Read};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use flate2::read::MultiGzDecoder;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{row_function::RowFunction, rules::Rules};
+use crate::error::{Error, Result};
+
+/// Lambda's limit for a response, with a margin for what surrounds the rows.
+pub(super) const MAX_RESPONSE_BYTES: usize = 6_000_000;
+/// Maximum unpacked size of a request.
+const MAX_REQUEST_BYTES: u64 = 64 * 1024 * 1024;
+/// Prefix of the header names that an external function's `HEADERS` have.
+const CUSTOM: &str = "sf-custom-";
+
+/// An invocation by Redshift.
+#[derive(Debug, Deserialize)]
+pub(super) struct Redshift {
+    /// The function with its schema, such as `public.embed`.
+    #[serde(default)]
+    external_function: String,
+    /// A list of arguments per row.
+    arguments: Vec<Vec<Value>>,
+}
+
+impl Redshift {
+    /// Errors end the query, with their message.
+    pub(super) async fn answer(self, rules: &Rules) -> Value {
+        let count = self.arguments.len();
+        match self.results(rules).await {
+            Ok(results) => json!({ "success": true, "num_records": count, "results": results }),
+            Err(error) => {
+                tracing::error!(error = error.chain(), "cannot answer Redshift");
+                json!({ "success": false, "num_records": count, "error_msg": error.to_string() })
+            }
+        }
+    }
+
+    async fn results(self, rules: &Rules) -> Result<Vec<Value>> {
+        let name = &self.external_function;
+        let (model, parameters) = rules.function("redshift", name, &BTreeMap::new())?;
+        let results = RowFunction { model, parameters }.call(self.arguments).await?;
+        check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 3))?;
+        results.into_iter().map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json))).collect()
+    }
+}
+
+/// A text or number; lists and objects as JSON text, since functions of Redshift return neither.
+fn scalar(json: &str) -> Result<Value> {
+    Ok(match parsed(json)? {
+        value @ (Value::String(_) | Value::Number(_)) => value,
+        _ => json.into(),
+    })
+}
+
+fn parsed(json: &str) -> Result<Value> {
+    serde_json::from_str(json).map_err(|error| Error::inference_because("cannot write a result", error))
+}
+
+/// A request by Snowflake, as API Gateway passes it.
+#[derive(Debug)]
+pub(super) struct Snowflake {
+    /// By lower-case name.
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+#[derive(Deserialize)]
+struct SnowflakeRows {
+    /// A row number and arguments per row.
+    data: Vec<Vec<Value>>,
+}
+
+impl Snowflake {
+    pub(super) fn of(event: &Value) -> Result<Self> {
+        let fields = |name: &str| event.get(name).and_then(Value::as_object).into_iter().flatten();
+        let one = fields("headers").filter_map(|(name, value)| Some((name, value.as_str()?)));
+        let several =
+            fields("multiValueHeaders").filter_map(|(name, values)| Some((name, values.get(0)?.as_str()?)));
+        let headers =
+            several.chain(one).map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
+        let body = event.get("body").and_then(Value::as_str).unwrap_or_default();
+        let body = match event.get("isBase64Encoded").and_then(Value::as_bool) {
+            Some(true) => BASE64_STANDARD
+                .decode(body)
+                .map_err(|_| Error::malformed("expected a body in base64, but found other characters"))?,
+            _ => body.as_bytes().to_vec(),
+        };
+        Ok(Self { headers, body })
+    }
+
+    /// An HTTP response. Snowflake repeats requests with the statuses 429 and 5xx; others end the query.
+    pub(super) async fn answer(self, rules: &Rules) -> Value {
+        let (status, body) = match self.rows(rules).await {
+            Ok(body) => (200, body),
+            Err(error) => {
+                tracing::error!(error = error.chain(), "cannot answer Snowflake");
+                let status = match &error {
+                    Error::Malformed { .. } | Error::Invalid { .. } | Error::UnknownModel { .. } => 400,
+                    Error::TooLarge { .. } => 413,
+                    Error::Overloaded { .. } => 429,
+                    Error::Unavailable { .. } | Error::DeadlineExceeded { .. } => 503,
+                    _ => 500,
+                };
+                (status, json!({ "error": error.to_string() }).to_string())
+            }
+        };
+        json!({
+            "statusCode": status,
+            "headers": { "content-type": "application/json" },
+            "body": body,
+            "isBase64Encoded": false,
+        })
+    }
+
+    async fn rows(self, rules: &Rules) -> Result<String> {
+        let header = |name: &str| self.headers.get(name).map(String::as_str);
+        if let Some(other) = header("sf-external-function-format").filter(|format| *format != "json") {
+            return Err(Error::malformed(format!(
+                "expected the format `json`, but found `{}`",
+                other.escape_default()
+            )));
+        }
+        let name = header("sf-external-function-name").unwrap_or_default();
+        let options = self
+            .headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.strip_prefix(CUSTOM)?.to_owned(), value.clone())));
+        let (model, parameters) = rules.function("snowflake", name, &options.collect())?;
+        let (numbers, rows) = numbered(&unpacked(self.body)?)?;
+        let results = RowFunction { model, parameters }.call(rows).await?;
+        // The body is a text in JSON, too.
+        check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 24))?;
+        let rows = numbers.iter().zip(&results);
+        let rows = rows.map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
+        Ok(format!("{{\"data\":[{}]}}", rows.collect::<Vec<_>>().join(",")))
+    }
+}
+
+/// A body, which Snowflake compresses unless `COMPRESSION` is `NONE`.
+fn unpacked(body: Vec<u8>) -> Result<Vec<u8>> {
+    if !body.starts_with(&[0x1f, 0x8b]) {
+        return Ok(body);
+    }
+    let mut unpacked = Vec::new();
+    let mut decoder = MultiGzDecoder::new(body.as_slice()).take(MAX_REQUEST_BYTES + 1);
+    decoder
+        .read_to_end(&mut unpacked)
+        .map_err(|_| Error::malformed("expected a body in gzip, but it is damaged"))?;
+    if unpacked.len() as u64 > MAX_REQUEST_BYTES {
+        return Err(Error::too_large(format!(
+            "expected a body of at most {MAX_REQUEST_BYTES} bytes, but found more; set `MAX_BATCH_ROWS`"
+        )));
+    }
+    Ok(unpacked)
+}
+
+/// Row numbers and arguments.
+fn numbered(body: &[u8]) -> Result<(Vec<u64>, Vec<Vec<Value>>)> {
+    let body: SnowflakeRows = serde_json::from_slice(body).map_err(|error| {
+        Error::malformed(format!(
+            "expected rows in `data`, but the body is different (line {})",
+            error.line()
+        ))
+    })?;
+    let split = |mut row: Vec<Value>| {
+        let number = row.first().and_then(Value::as_u64);
+        let number = number
+            .ok_or_else(|| Error::malformed("expected a row number before the arguments, but found none"))?;
+        Ok((number, row.split_off(1)))
+    };
+    Ok(body.data.into_iter().map(split).collect::<Result<Vec<_>>>()?.into_iter().unzip())
+}
+
+fn check_size(sizes: impl Iterator<Item = usize>) -> Result<()> {
+    let size: usize = sizes.sum();
+    if size > MAX_RESPONSE_BYTES {
+        return Err(Error::too_large(format!(
+            "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found {size}; set a smaller `MAX_BATCH_ROWS`"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether an event is an HTTP request.
+pub(super) fn is_request(event: &Map<String, Value>) -> bool {
+    event.contains_key("requestContext") && event.contains_key("body")
+}
