@@ -1,12 +1,18 @@
 //! Streamed responses as a runtime API receives them.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that meets what it does not expect fails"
+)]
+
 #[path = "../api/streaming.rs"]
 mod streaming;
 
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     sync::Arc,
     thread::{self, JoinHandle},

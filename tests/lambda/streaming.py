@@ -28,16 +28,12 @@ PRELUDE_TYPE = "application/vnd.awslambda.http-integration-response"
 
 
 class RuntimeApi(BaseHTTPRequestHandler):
-    """Lambda's runtime API: hands out the invocations in `events`, and puts requests of the function into `received`."""
+    """Requests to a runtime API."""
 
     protocol_version = "HTTP/1.1"
-    events = queue.Queue()
-    received = queue.Queue()
-    # Whether to close the connection after the first bytes of a response.
-    cancels = False
 
     def do_GET(self):
-        event, left_s = RuntimeApi.events.get()
+        event, left_s = self.server.events.get()
         body = event if isinstance(event, bytes) else json.dumps(event).encode()
         self.send_response(200)
         self.send_header("Lambda-Runtime-Aws-Request-Id", "1")
@@ -49,8 +45,8 @@ class RuntimeApi(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self):
-        if RuntimeApi.cancels:
-            RuntimeApi.cancels = False
+        if self.server.cancels:
+            self.server.cancels = False
             self.rfile.read(1)
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
@@ -62,7 +58,7 @@ class RuntimeApi(BaseHTTPRequestHandler):
         self.send_response(202)
         self.send_header("Content-Length", "0")
         self.end_headers()
-        RuntimeApi.received.put((self.path.rpartition("/")[2], dict(self.headers), body, chunks))
+        self.server.received.put((self.path.rpartition("/")[2], dict(self.headers), body, chunks))
 
     def chunked(self):
         chunks = []
@@ -78,7 +74,16 @@ class RuntimeApi(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    """A function's runtime API: hands out the invocations in `events`, and puts what the function sends into `received`."""
+
     daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), RuntimeApi)
+        self.events, self.received = queue.Queue(), queue.Queue()
+        # Whether to close the connection after the first byte of a response.
+        self.cancels = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, *_):
         """The function is killed while it waits for the next event."""
@@ -101,18 +106,34 @@ def expect(what, found, expected):
 
 
 class Function:
+    """A function with a runtime API of its own, until the end of a `with` block."""
+
     def __init__(self, bootstrap, variables, folder):
+        self.api = Server()
+        variables = {
+            "AWS_LAMBDA_FUNCTION_NAME": "api", "AWS_LAMBDA_FUNCTION_VERSION": "1", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008",
+            "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self.api.server_port}", **variables,
+        }
         self.log = open(Path(folder, "log"), "w+b")
         self.process = subprocess.Popen([bootstrap], cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.api.shutdown()
+        self.log.close()
+
     def next(self, event, left_s=TIMEOUT_S):
         """What the function sends for an event: its route in the runtime API, headers, body and number of chunks."""
-        RuntimeApi.events.put((event, left_s))
+        self.api.events.put((event, left_s))
         return self.sent()
 
     def sent(self):
         try:
-            return RuntimeApi.received.get(timeout=TIMEOUT_S)
+            return self.api.received.get(timeout=TIMEOUT_S)
         except queue.Empty:
             self.log.seek(0)
             sys.exit(f"expected a response, but found none (exit status {self.process.poll()})\n{self.log.read().decode()}")
@@ -170,8 +191,8 @@ def check(function):
     expect("an event that is no request", function.next(b'{"Records": []}')[0], "error")
 
     # A client that disconnects ends its invocation, not the function.
-    RuntimeApi.cancels = True
-    RuntimeApi.events.put((url_event("POST", "/embed_all", embed(["many " * 10] * MANY)), TIMEOUT_S))
+    function.api.cancels = True
+    function.api.events.put((url_event("POST", "/embed_all", embed(["many " * 10] * MANY)), TIMEOUT_S))
     status, _, body, _ = function.stream(url_event("POST", "/embed", embed(["a text"])))
     expect("the request after it", (status, json.loads(body)), (200, [vector]))
     expect("the function's exit status", function.process.poll(), None)
@@ -179,28 +200,15 @@ def check(function):
 
 def main():
     bootstrap, bundle = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-    server = Server(("127.0.0.1", 0), RuntimeApi)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
-        "AWS_LAMBDA_FUNCTION_NAME": "api",
-        "AWS_LAMBDA_FUNCTION_VERSION": "1",
-        "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008",
-        "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}",
-        "KIVU_MODELS": str(bundle),
-        "KIVU_AUTH__MODE": "none",
-        "KIVU_LIMITS__VALUES": "15000000",
-        "KIVU_LIMITS__TEXTS": str(MANY),
+        "KIVU_MODELS": str(bundle), "KIVU_AUTH__MODE": "none", "KIVU_LIMITS__VALUES": "15000000", "KIVU_LIMITS__TEXTS": str(MANY),
     }
     with tempfile.TemporaryDirectory() as folder:
         refused = subprocess.run([bootstrap], cwd=folder, env=variables | {"RESPONSE_MODE": "stream"}, capture_output=True, text=True)
         message = "expected `RESPONSE_MODE` to be `buffered` or `streaming`, but found `stream`"
         expect("an unknown mode", (refused.returncode != 0, message in refused.stdout + refused.stderr), (True, True))
-        function = Function(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder)
-        try:
+        with Function(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder) as function:
             check(function)
-        finally:
-            function.process.kill()
-            function.process.wait()
 
 
 if __name__ == "__main__":
