@@ -58,7 +58,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         "http_body::",
         &["functions/api/streaming.rs", "src/api/permit_body.rs", "src/backend/triton/connect.rs"],
     ),
-    ("lambda_runtime_api_client::", &["functions/api/"]),
+    ("lambda_runtime_api_client::", &["functions/"]),
     (
         "rustix::",
         &[
