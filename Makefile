@@ -24,6 +24,7 @@ PAGE := .kivu/page/bin/python
 PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
 UV := .kivu/uv/bin/uv
+WEB := .kivu/web/bin/python
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -39,6 +40,7 @@ FLEET_TOOLS := .kivu/fleet/installed
 PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
+WEB_TOOLS := .kivu/web/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 SITE := .kivu/site
@@ -53,7 +55,7 @@ endif
 
 .PHONY: help
 help: ## List the targets
-	@grep -h -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -h -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 .PHONY: run
 run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models in models/ on http://127.0.0.1:8080
@@ -87,7 +89,7 @@ test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --workspace --lib --bins --test bits
+	$(TIMED) cargo test --workspace --lib --bins --test bits --test streaming
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
@@ -113,7 +115,7 @@ TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-  TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
+  TEST_WEB=$(abspath $(WEB)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
@@ -207,6 +209,16 @@ package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: 
 	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --package kivu-functions --bin api
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
+
+# An experiment: docs/web-function.md. Web Functions have arm64 processors only.
+WEB_PACKAGE := target/lambda/kivu-web.zip
+.PHONY: web-function
+web-function: $(LAMBDA_TOOLS) $(WEB_TOOLS) $(PACKED:%=%/manifest.toml) program ## Make the archive of a Web Function, an experiment
+	$(KIVU) doctor --fix --function arm64
+	python3 functions/parts.py target/kivu.cdx.json
+	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --package kivu-cli --bin kivu --arm64
+	python3 functions/package.py $(WEB_PACKAGE) --binary web --library .kivu/arm64/onnxruntime $(PACKED:%=--bundle %)
+	$(WEB) tests/web_function/check.py $(BUNDLE) --archive $(WEB_PACKAGE) --strict -- $(KIVU)
 
 # The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`.
 DIST := target/dist
@@ -328,9 +340,10 @@ EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 
 GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
 
 .PHONY: arm64
-arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines
+arm64: arm64-programs $(BUNDLE)/manifest.toml $(WEB_TOOLS) ## Build and test for arm64, emulated on other machines
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot --skip damaged_graphs
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
+	$(WEB) tests/web_function/check.py $(BUNDLE) -- $(EMULATED) $(ARM64_PROGRAMS)/kivu
 
 .PHONY: arm64-compile
 arm64-compile: $(ARM64)/cargo.toml
@@ -424,7 +437,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS)
+  $(FRAMEWORK_TOOLS) $(WEB_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -435,6 +448,7 @@ $(FLEET_TOOLS): tests/fleet/requirements.txt
 $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
+$(WEB_TOOLS): tests/web_function/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 $(SITE_TOOLS): packaging/site/requirements.txt

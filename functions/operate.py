@@ -192,10 +192,10 @@ def described(stack):
 def required_quotas(parameters):
     """The quotas that a deployment with these parameters needs."""
     number = lambda name: int(parameters[name])
-    reserved = max(number("ReservedConcurrency"), number("ProvisionedConcurrency"))
+    reserved = max(number("ReservedConcurrency"), number("ProvisionedConcurrency")) + number("StreamingConcurrency")
     # One execution for each function behind the API; the queue and the state machine have BatchConcurrency each.
     has_large = bool(parameters["LargeModels"]) and parameters["LargeRunsOn"] == "functions"
-    concurrency = 1 + has_large + (2 * number("BatchConcurrency") if parameters["Batch"] == "yes" else 0)
+    concurrency = 1 + has_large + (parameters["Streaming"] != "no") + (2 * number("BatchConcurrency") if parameters["Batch"] == "yes" else 0)
     required = {CONCURRENCY: max(concurrency, reserved + MIN_UNRESERVED if reserved else 0)}
     if parameters["Fleet"] == "yes":
         types = parameters["FleetTypes"].split(",")

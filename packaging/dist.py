@@ -135,6 +135,7 @@ class Release:
         replacements = {
             "template.yaml": ("CodeUri: functions", "functions/api"),
             "deploy/large.yaml": ("CodeUri: ../functions", "../functions/api"),
+            "deploy/stream.yaml": ("CodeUri: ../functions", "../functions/api"),
             "deploy/batch.yaml": ("CodeUri: ../functions", "../functions/batch"),
         }
         for path, (before, folder) in replacements.items():

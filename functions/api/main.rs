@@ -2,14 +2,18 @@
 
 mod load_balancer;
 
+mod streaming;
+
 use std::{
     convert::Infallible,
     env,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::Router;
+use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
@@ -19,14 +23,17 @@ use kivu::{
 };
 use lambda_http::{
     Adapter, Body, Error, IntoResponse, LambdaEvent, Request, RequestExt, Response,
-    http::Uri,
-    lambda_runtime,
+    http::{HeaderValue, Uri},
+    lambda_runtime::{LambdaInvocation, Runtime, layers::TracingLayer},
     request::{LambdaRequest, RequestContext},
     service_fn,
     tower::ServiceExt,
 };
+use lambda_runtime_api_client::PooledClient;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
+
+use crate::streaming::StreamLayer;
 
 /// Time reserved for sending a response before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -47,19 +54,39 @@ async fn main() -> Result<(), Error> {
     start_log(LogFormat::Json);
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
     let metrics = Embedded::install(&name)?;
-    let config = Config::load(None, &Config::variables());
-    let config = config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let config = Config::load(None, &Config::variables()).and_then(|config| Ok((config, is_streaming()?)));
+    let (config, is_streaming) =
+        config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
     let prefix = config.prefix.clone();
     let router = Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), started)));
     router.prepare(start_timeout()).await?;
-    let handler =
-        Adapter::from(service_fn(move |request| answer(Arc::clone(&router), metrics.clone(), request)));
+    let (buffered, buffered_metrics) = (Arc::clone(&router), metrics.clone());
+    let handler = Adapter::from(service_fn(move |request| {
+        answer(Arc::clone(&buffered), buffered_metrics.clone(), request)
+    }));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
     });
+    let runtime = Runtime::new(handler);
     // Concurrent requests occur on Lambda Managed Instances only.
-    lambda_runtime::run_concurrent(handler).await
+    if !is_streaming {
+        return runtime.layer(TracingLayer::new()).run_concurrent().await;
+    }
+    let handler = move |invocation: &LambdaInvocation| stream(&router, &metrics, invocation);
+    let layer = StreamLayer { handler, runtime_api: Arc::new(PooledClient::builder().build()) };
+    runtime.layer(layer).layer(TracingLayer::new()).run_concurrent().await
+}
+
+/// Whether responses are streamed, which only a function URL and a REST API in streaming mode understand.
+fn is_streaming() -> kivu::Result<bool> {
+    match env::var("RESPONSE_MODE").as_deref() {
+        Err(_) | Ok("buffered") => Ok(false),
+        Ok("streaming") => Ok(true),
+        Ok(found) => Err(kivu::Error::config(format!(
+            "expected `RESPONSE_MODE` to be `buffered` or `streaming`, but found `{found}`"
+        ))),
+    }
 }
 
 /// How long to wait for the models before accepting requests.
@@ -85,6 +112,33 @@ async fn answer(
     }
     metrics.flush();
     Ok(response)
+}
+
+/// The response to an invocation; `None` if it is no HTTP request, which the runtime reports.
+fn stream(
+    router: &Arc<LazyRouter>,
+    metrics: &Embedded,
+    invocation: &LambdaInvocation,
+) -> Option<BoxFuture<'static, Response<axum::body::Body>>> {
+    // `lambda_http` panics at URLs that it cannot build.
+    let request = catch_unwind(AssertUnwindSafe(|| http_request(invocation))).ok()??;
+    let (router, metrics) = (Arc::clone(router), metrics.clone());
+    let respond = async move {
+        let response = router.respond(prepare(request).map(axum::body::Body::new)).await;
+        metrics.flush();
+        response
+    };
+    Some(respond.boxed())
+}
+
+fn http_request(invocation: &LambdaInvocation) -> Option<Request> {
+    let Event(event) = serde_json::from_slice(&invocation.body).ok()?;
+    let mut request = Request::from(event);
+    let trace = invocation.context.xray_trace_id.as_deref();
+    if let Some(trace) = trace.and_then(|trace| HeaderValue::from_str(trace).ok()) {
+        request.headers_mut().insert("x-amzn-trace-id", trace);
+    }
+    Some(request.with_lambda_context(invocation.context.clone()))
 }
 
 async fn load(config: Config, started: Instant) -> kivu::Result<Router> {

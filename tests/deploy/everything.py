@@ -68,11 +68,11 @@ def upload(emulator):
 def aliases_serve_changed_parameters(emulator, stacks, log):
     """Changes parameters of a stack, and checks the version that requests get."""
     # The emulator cannot update log groups of nested stacks.
-    given = {"LargeModels": "s3://b/models/m", "AuthMode": "none", "LogGroup": "logs"}
-    changed = {"Memory": "1024", "LargeMemory": "2048", "AuthMode": "keys"}
+    given = {"LargeModels": "s3://b/models/m", "AuthMode": "none", "LogGroup": "logs", "Streaming": "rest"}
+    changed = {"Memory": "1024", "LargeMemory": "2048", "StreamingMemory": "2048", "AuthMode": "keys"}
     apply(stacks, "create", "changing", given, log)
     apply(stacks, "update", "changing", given | changed, log)
-    for function, memory in (("api", changed["Memory"]), ("large", changed["LargeMemory"])):
+    for function, memory in (("api", changed["Memory"]), ("large", changed["LargeMemory"]), ("stream", changed["StreamingMemory"])):
         served = emulator.client("lambda").get_function_configuration(FunctionName=f"changing-{function}", Qualifier="live")
         found = str(served["MemorySize"]), served["Environment"]["Variables"]["KIVU_AUTH__MODE"]
         if found != (memory, changed["AuthMode"]):

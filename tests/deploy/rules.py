@@ -15,6 +15,7 @@ FLEET = {"Fleet": "yes", "TritonImage": DIGEST}
 INSTANCES = {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": "4096"}
 VPC = {"VpcSubnets": "subnet-1,subnet-2", "VpcSecurityGroups": "sg-1"}
 WARM = {"WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *"}
+CHECKS = {"ReleaseChecks": "yes", "Release": "Canary10Percent5Minutes", "ReleaseKey": "arn:aws:secretsmanager:eu-west-1:000000000000:secret:a"}
 START, STOP = {"FleetStart": "0 6 * * 1-5"}, {"FleetStop": "0 20 * * 1-5"}
 
 REFUSED = (
@@ -38,6 +39,11 @@ REFUSED = (
     ({"LargeModels": "models"}, "models in S3"),
     (JWT | {"FunctionUrl": "unlimited"}, "neither an authorizer"),
     ({"FunctionUrl": "unlimited", "WebAclArn": "arn"}, "neither an authorizer"),
+    ({"Streaming": "url"}, "needs StreamingConcurrency"),
+    ({"StreamingConcurrency": "1"}, "needs Streaming"),
+    (JWT | {"Streaming": "rest"}, "neither an authorizer"),
+    ({"Streaming": "rest", "WebAclArn": "arn"}, "neither an authorizer"),
+    ({"Streaming": "rest", "StreamingMemory": "512"}, "StreamingMemory=512"),
     (FLEET | {"FleetUrls": "http://a:8000"}, "creates a fleet and a network"),
     (FLEET | VPC, "creates a fleet and a network"),
     ({"VpcSubnets": "subnet-1"}, "need each other"),
@@ -46,6 +52,10 @@ REFUSED = (
     ({"FleetUrls": "triton:8001"}, "grpcs URLs"),
     ({"ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * * *"}, "need each other"),
     (WARM, "and ProvisionedConcurrency"),
+    ({"WarmMost": "2"}, "needs ProvisionedConcurrency"),
+    (CHECKS | {"Release": "AllAtOnce"}, "needs a gradual Release"),
+    (CHECKS | {"ReleaseKey": ""}, "needs ReleaseKey"),
+    (CHECKS | {"ReleaseKey": "kivu_key"}, "ReleaseKey=kivu_key"),
     (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
     ({"LogGroup": "a b"}, "LogGroup=a b"),
     ({"KmsKeyArn": "alias/a"}, "KmsKeyArn=alias/a"),
@@ -53,8 +63,9 @@ REFUSED = (
 )
 ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
-    EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"},
-    {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
+    EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"}, {"ProvisionedConcurrency": "1", "WarmMost": "4"}, CHECKS, CHECKS | {"ReleaseKey": "", "AuthMode": "iam"},
+    {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"},
+    {"Streaming": "url", "StreamingConcurrency": "1"}, {"Streaming": "unlimited"}, {"Streaming": "rest", "AuthMode": "iam"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
 )
 
 

@@ -27,6 +27,7 @@ EVERYTHING = {
     "Batch": "yes", "JobEvents": "default", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": IMAGE, "WebAclArn": "arn", "DomainName": "a.b",
     "CertificateArn": f"arn:aws:acm:us-east-1:{ACCOUNT}:certificate/a", "HostedZoneId": "Z1", "AlarmEmail": "a@b.c", "CorsOrigins": "https://a.b",
     "ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *", "Release": "Canary10Percent5Minutes",
+    "WarmMost": "4", "ReleaseChecks": "yes", "ReleaseKey": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:a",
     "KeyQuotas": "yes", "FleetStart": "0 6 * * *", "FleetStop": "0 20 * * *",
     "KmsKeyArn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/a", "PermissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/a",
 }

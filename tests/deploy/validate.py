@@ -27,15 +27,18 @@ STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 DEPLOYMENTS = (
     {},
     EVERYTHING,
-    {"Batch": "yes", "Tracing": "Active", "FunctionUrl": "unlimited"},
-    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "unlimited"},
+    {"Batch": "yes", "Tracing": "Active", "FunctionUrl": "unlimited", "Streaming": "unlimited"},
+    {"AuthMode": "iam", "LargeModels": "s3://b/models/m", "Batch": "yes", "Fleet": "yes", "TritonImage": IMAGE, "FunctionUrl": "unlimited", "Streaming": "rest"},
     {"LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": "4096", "Tracing": "Active", "WebAclArn": "arn", "AlarmEmail": "a@b.c"},
     {"AuthMode": "jwt", "JwtIssuer": "https://a.b", "JwtAudience": "c", "CorsOrigins": "https://a.b", "VpcSubnets": "subnet-1", "VpcSecurityGroups": "sg-1"},
     EVERYTHING | {"LogGroup": "kivu"},
+    {"Streaming": "url", "StreamingConcurrency": "2", "KeyQuotas": "yes", "CorsOrigins": "https://a.b", "Tracing": "Active", "LogGroup": "kivu",
+     "KmsKeyArn": EVERYTHING["KmsKeyArn"], "PermissionsBoundary": EVERYTHING["PermissionsBoundary"]},
     {"DomainName": "a.b", "CertificateArn": "arn:aws:acm:eu-west-1:000000000000:certificate/a", "HostedZoneId": "Z1", "Fleet": "yes", "TritonImage": IMAGE},
 )
 # Actions without resource-level permissions in AWS; the templates say so at each statement.
-WITHOUT_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "cloudwatch:PutMetricData")
+WITHOUT_RESOURCE = ("xray:", "logs:", "ec2:", "ecr:GetAuthorizationToken", "cloudwatch:PutMetricData",
+                    "codedeploy:PutLifecycleEventHookExecutionStatus")
 
 # Wrong findings of parliament, and why they are wrong.
 EXCUSED = (

@@ -86,7 +86,8 @@ def check(file, written):
 
 def main():
     found = {file.name: check(file, written) for file in FILES if has_alias(written := source(file))}
-    expect(f"versions in template.yaml and large.yaml, but found {found}", found == {"template.yaml": 1, "large.yaml": 2})
+    expected = {"template.yaml": 1, "large.yaml": 2, "stream.yaml": 1}
+    expect(f"versions in {expected}, but found {found}", found == expected)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Walk:
         self.deploy(CorsOrigins=f"http://localhost:{self.page_port}")
         zipped = archive_size(ROOT / ".aws-sam/build/ApiFunction")
         print(f"  the function with its model is {zipped / 1e6:.1f} MB zipped")
-        for function in ("ApiFunction", "BatchStack/BatchFunction", "LargeStack/LargeFunction"):
+        for function in ("ApiFunction", "BatchStack/BatchFunction", "LargeStack/LargeFunction", "StreamStack/StreamFunction"):
             parts = ROOT / ".aws-sam/build" / function / "kivu.cdx.json"
             expect(f"the list of crates in {function}", True, parts.is_file())
         if zipped > MAX_ZIPPED and not self.compiled:

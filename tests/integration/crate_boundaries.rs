@@ -54,7 +54,11 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
     ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs", "cli/src/unread_body.rs"]),
-    ("http_body::", &["src/api/permit_body.rs", "src/backend/triton/connect.rs"]),
+    (
+        "http_body::",
+        &["functions/api/streaming.rs", "src/api/permit_body.rs", "src/backend/triton/connect.rs"],
+    ),
+    ("lambda_runtime_api_client::", &["functions/"]),
     (
         "rustix::",
         &[

