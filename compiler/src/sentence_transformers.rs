@@ -8,12 +8,13 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::Map;
 
 use super::{
     config::{ConfigFile, OneOrMany},
     encoder::Facts,
     files::read,
-    module_list::{Module, has_pooling, modules},
+    module_list::{Module, modules},
     modules::{Modules, POOLED},
 };
 use kivu::{
@@ -34,7 +35,8 @@ const OF_TOKENIZER: &str = "model_max_length";
 const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
-const TEMPLATE: &str = "chat_template.jinja";
+/// A chat template, if `tokenizer_config.json` has none.
+pub(super) const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
 /// Transformer settings, in sentence-transformers' lookup order: old versions named the file after the architecture.
@@ -166,7 +168,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
 
 /// How PyLate's files encode queries and documents.
 fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
-    let file = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let file = settings(folder)?;
     let marker = |field: &str, default: &str| {
         let marker: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
         Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
@@ -284,10 +286,8 @@ pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.
 pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
-    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
-    // Without a module list, that package does not read the file.
-    let name = config.get::<String>("default_prompt_name")?.filter(|_| has_pooling(folder));
-    let Some(name) = name else { return Ok(None) };
+    let config = settings(folder)?;
+    let Some(name) = config.get::<String>("default_prompt_name")? else { return Ok(None) };
     let mut prompts: BTreeMap<String, String> = config.get("prompts")?.unwrap_or_default();
     match prompts.remove(&name) {
         Some(prompt) => Ok(Some(prompt).filter(|prompt| !prompt.is_empty())),
@@ -315,7 +315,7 @@ pub(super) fn static_settings(
 
 /// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
 fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
-    match ConfigFile::open_or_empty(folder, SETTINGS)?.get(TRUNCATION)? {
+    match settings(folder)?.get(TRUNCATION)? {
         None => Ok(()),
         Some(0) => {
             Err(Error::model(format!("expected a `{TRUNCATION}` of at least 1 in `{SETTINGS}`, but found 0")))
@@ -342,7 +342,7 @@ pub(super) fn text_settings(
     dense: Option<DenseSettings>,
     max_tokens: usize,
 ) -> Result<EmbeddingSettings> {
-    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let config = settings(folder)?;
     if let Some(found) = config.get::<usize>(TRUNCATION)?.filter(|_| dense.is_none()) {
         return Err(Error::model(format!(
             "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but found {found}; remove it"
@@ -378,8 +378,19 @@ fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modul
     Ok(modules)
 }
 
-/// Reads the transformer's settings.
+/// Reads the model's settings. Without a module list, sentence-transformers reads none.
+fn settings(folder: &Path) -> Result<ConfigFile> {
+    match modules(folder)?.is_empty() {
+        true => Ok(ConfigFile::new(SETTINGS, Map::new())),
+        false => ConfigFile::open_or_empty(folder, SETTINGS),
+    }
+}
+
+/// Reads the transformer's settings; see [`settings`].
 fn transformer(folder: &Path) -> Result<ConfigFile> {
+    if modules(folder)?.is_empty() {
+        return Ok(ConfigFile::new(TRANSFORMER[0], Map::new()));
+    }
     let folder = &transformer_folder(folder)?;
     for name in TRANSFORMER {
         if let Some(file) = ConfigFile::open_if_exists(folder, name)? {
@@ -438,6 +449,8 @@ mod tests {
             };
             write("config.json", json!({"model_type": model_type}));
             write("sentence_bert_config.json", json!({"max_seq_length": length}));
+            assert_eq!(max_tokens(folder.path(), 64).unwrap(), 64, "nothing reads it without a module list");
+            write("modules.json", json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]));
             max_tokens(folder.path(), 64)
         };
         assert_eq!((length("bert", 32).unwrap(), length("bert", 80).unwrap()), (32, 64));

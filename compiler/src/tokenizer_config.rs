@@ -74,7 +74,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
         set_prefix_space(&mut tokenizer, &config)?;
     }
     add_tokens(&mut tokenizer, &config)?;
-    add_special_tokens(&mut tokenizer, folder, &config)?;
+    add_special_tokens(&mut tokenizer, (folder, class), &config)?;
     if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
         set_ends(&mut tokenizer, &config, [begin, end])?;
     }
@@ -187,7 +187,11 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
 
 /// Makes the special tokens named by the files unsplittable, as `transformers` does; refuses the ones that the
 /// tokenizer lacks, with ids beyond the model's table.
-fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
+fn add_special_tokens(
+    tokenizer: &mut Map<String, Value>,
+    (folder, class): (&Path, &str),
+    config: &ConfigFile,
+) -> Result<()> {
     let mut sources = vec![config.clone()];
     // `special_tokens_map.json` is ignored if the config has a full token list.
     if !config.fields().contains_key("added_tokens_decoder") {
@@ -195,7 +199,9 @@ fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config:
     }
     let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
-    for (key, token) in sources.iter().flat_map(|file| special_tokens(file.fields())) {
+    let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
+    let defaults = default_tokens(class).filter(|(key, _)| !has_key(key));
+    for (key, token) in sources.iter().flat_map(|file| special_tokens(file.fields())).chain(defaults) {
         if known.iter().any(|known| known["content"] == token) {
             continue;
         }
@@ -211,6 +217,28 @@ fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config:
         }));
     }
     Ok(())
+}
+
+/// Special tokens of a class that settings do not name, with their keys.
+fn default_tokens(class: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    const KEYS: [&str; 5] = ["cls_token", "sep_token", "unk_token", "pad_token", "mask_token"];
+    let tokens = match class {
+        "BertTokenizer"
+        | "DistilBertTokenizer"
+        | "ElectraTokenizer"
+        | "DebertaTokenizer"
+        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
+        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
+        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
+        "BartTokenizer"
+        | "BarthezTokenizer"
+        | "CamembertTokenizer"
+        | "RobertaTokenizer"
+        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>"],
+        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
+        _ => [""; 5],
+    };
+    KEYS.into_iter().zip(tokens).filter(|(_, token)| !token.is_empty())
 }
 
 /// Special tokens named by settings, with their keys.
@@ -340,6 +368,17 @@ mod tests {
         let tokenizer = read(&json!({"added_tokens_decoder": added, "bos_token": "<bos>"})).unwrap();
         let tokens = tokenizer["added_tokens"].as_array().unwrap();
         assert_eq!((&tokens[0]["special"], &tokens[1]["special"]), (&json!(true), &json!(false)));
+    }
+
+    #[test]
+    fn a_class_needs_its_special_tokens() {
+        let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
+        insta::assert_snapshot!(refusal, @"");
+        let named =
+            ["cls", "sep", "unk", "pad", "mask"].map(|name| (format!("{name}_token"), json!("<bos>")));
+        let mut settings: Map<String, Value> = named.into_iter().collect();
+        settings.insert("tokenizer_class".to_owned(), json!("ElectraTokenizerFast"));
+        read(&settings.into()).unwrap();
     }
 
     #[test]
