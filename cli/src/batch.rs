@@ -15,7 +15,7 @@ use tokio::runtime::Builder;
 
 use super::{
     interrupt::{self, Signals, interruptible},
-    named::{resolve, resolve_all},
+    named::{BuildArguments, resolve, resolve_all},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
@@ -64,6 +64,8 @@ pub(super) struct Arguments {
     /// Start from the first row even if an earlier run can be resumed
     #[arg(long)]
     restart: bool,
+    #[command(flatten)]
+    build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
@@ -77,7 +79,10 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
     let named = parameters.model.take();
-    let opened = interruptible(move || open(named.as_deref(), &mut config).map(|model| (model, config)))?;
+    let options = arguments.build.options(&config);
+    config.engine = options.engine;
+    let opened =
+        interruptible(move || open(named.as_deref(), &options, &mut config).map(|model| (model, config)))?;
     let (model, config) = match opened {
         interrupt::Ended::Done(opened) => opened,
         interrupt::Ended::Signalled(code) => return Ok(code),
@@ -165,8 +170,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
 }
 
 /// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
-pub(super) fn open(name: Option<&str>, config: &mut Config) -> Result<Model> {
-    let options = Options::of(config);
+pub(super) fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
     if let Some(name) = name {
         let path = Path::new(name);
         let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));

@@ -15,14 +15,13 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::{Ended, interruptible},
-    named, onnx_runtime,
+    named::{self, BuildArguments},
+    onnx_runtime,
     terminal::{Progress, print},
 };
 use kivu::{
-    config::{Config, EngineChoice},
+    config::Config,
     error::{Error, Result},
-    pipeline::Task,
-    repository::manifest::Precision,
 };
 use kivu_compiler::{
     Request, build,
@@ -56,25 +55,14 @@ pub(super) struct Arguments {
     /// serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The task, if the source does not state it
-    #[arg(long)]
-    task: Option<Task>,
     /// The model name in requests [default: the recipe's, or the folder's]
     #[arg(long)]
     name: Option<String>,
-    /// The weights' number format [default: the recipe's, or int8; int8-blocks if an encoder's int8 quality is below the
-    /// floor]
-    #[arg(long)]
-    precision: Option<Precision>,
-    /// The engine for an int8 encoder [default: as in kivu.toml, or auto]
-    #[arg(long)]
-    engine: Option<EngineChoice>,
-    /// Build the model as if its files did not have this key, although it may change results; repeatable
-    #[arg(long, value_name = "KEY")]
-    allow: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
@@ -102,14 +90,15 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     // recorded.
     let is_default = default.is_some() && arguments.name.is_none();
     let id = if is_default { path_id(source).ok() } else { None };
+    let Options { task, precision, engine, allow } = arguments.build.options(config);
     let request = Request {
         source: source.clone(),
         out: out.clone(),
         name: arguments.name,
-        task: arguments.task,
-        precision: arguments.precision,
-        engine: arguments.engine.unwrap_or(config.engine),
-        allow: arguments.allow,
+        task,
+        precision,
+        engine,
+        allow,
         cache: config.home.clone(),
     };
     let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
@@ -125,7 +114,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
 
 /// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
 fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
-    let found = named::find(name, Options::of(config), config).ok().flatten()?;
+    let found = named::find(name, &Options::of(config), config).ok().flatten()?;
     let is_same =
         matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
     is_same.then_some(name)
@@ -135,16 +124,16 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 /// the bundle by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let Arguments { source, out, name, task, precision, engine, allow, json } = arguments;
-    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress, allow: &allow };
-    let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
+    let Arguments { source, out, name, json, build } = arguments;
+    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress };
+    let options = build.options(config);
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());
         let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
-        let built = build_into(out.clone(), name, model, options, &tools)?;
+        let built = build_into(out.clone(), name, model, &options, &tools)?;
         return print_report(&Report::new(&built, &out, config), json);
     }
-    match NamedModels::new(config).build(model, options, true, &tools)? {
+    match NamedModels::new(config).build(model, &options, true, &tools)? {
         Outcome::Built(path, built) => {
             let report = Report::new(&built, &path, config);
             print_report(&report.served_as(serving(&source, &path, config)), json)

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+
 use super::{
     onnx_runtime, quality,
     terminal::{Progress, print_aside},
@@ -9,13 +11,41 @@ use super::{
 use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
-    repository::{bundle::MANIFEST, s3::Url},
+    pipeline::Task,
+    repository::{bundle::MANIFEST, manifest::Precision, s3::Url},
 };
 use kivu_compiler::{
     RECIPES,
     hub::RepositoryName,
     named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
 };
+
+/// Options for models that a command builds.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Options for models that are built")]
+pub(super) struct BuildArguments {
+    /// The task [default: as in the model's files]
+    #[arg(long)]
+    pub(super) task: Option<Task>,
+    /// The weights' number format [default: as in an earlier build or in the recipe, or int8; int8-blocks if an
+    /// encoder's int8 quality is below the floor]
+    #[arg(long)]
+    pub(super) precision: Option<Precision>,
+    /// The engine for local encoders [default: as in kivu.toml, or auto]
+    #[arg(long)]
+    pub(super) engine: Option<EngineChoice>,
+    /// Build the model as if its files did not have this key, although it may change results; repeatable
+    #[arg(long, value_name = "KEY")]
+    pub(super) allow: Vec<String>,
+}
+
+impl BuildArguments {
+    /// With the configured engine, unless the command has one.
+    pub(super) fn options(self, config: &Config) -> Options {
+        let Self { task, precision, engine, allow } = self;
+        Options { task, precision, engine: engine.unwrap_or(config.engine), allow }
+    }
+}
 
 /// What a name refers to.
 pub(super) enum Location {
@@ -28,7 +58,7 @@ pub(super) enum Location {
 impl Location {
     /// Resolves a name in this order: an S3 URL, a path, a bundle built without `--out` that matches the options,
     /// a built-in recipe, a hub repository.
-    pub(super) fn of(named: &Path, options: Options, config: &Config) -> Result<Self> {
+    pub(super) fn of(named: &Path, options: &Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
             return Ok(Self::Bundle(named.to_owned()));
         }
@@ -46,15 +76,15 @@ impl Location {
         let bundle = config.find_bundle(named.to_owned());
         let is_known = bundle != named;
         // A bundle runs in any engine.
-        let options = Options { engine: EngineChoice::Auto, ..options };
+        let options = Options { engine: EngineChoice::Auto, ..options.clone() };
         if is_known && (options == Options::default() || options.complies(&bundle)) {
             return Ok(Self::Bundle(bundle));
         }
         match model(named)? {
             Some(model) => Ok(Self::Model(model)),
             None if is_known => Err(Error::config(format!(
-                "expected `{}` to have been built for this task and precision, but found others in `{}`; build it \
-                 again, or omit `--task` and `--precision`",
+                "expected `{}` to have been built with these options, but found others in `{}`; build it again, or omit \
+                 `--task`, `--precision` and `--allow`",
                 named.display(),
                 bundle.display()
             ))),
@@ -81,7 +111,7 @@ pub(super) fn model(named: &Path) -> Result<Option<NamedModel>> {
 }
 
 /// Finds a bundle by name; `None` if it must be built first.
-pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Option<PathBuf>> {
+pub(super) fn find(named: &Path, options: &Options, config: &Config) -> Result<Option<PathBuf>> {
     match Location::of(named, options, config)? {
         Location::Bundle(path) => require(path).map(Some),
         Location::Model(model) => NamedModels::new(config).find(&model, options),
@@ -89,7 +119,7 @@ pub(super) fn find(named: &Path, options: Options, config: &Config) -> Result<Op
 }
 
 /// Finds a bundle by name, or builds it.
-pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result<PathBuf> {
+pub(super) fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathBuf> {
     let model = match Location::of(named, options, config)? {
         Location::Bundle(path) => return require(path),
         Location::Model(model) => model,
@@ -100,7 +130,7 @@ pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result
     }
     let progress = Progress::default();
     let runtime = || onnx_runtime::load(config);
-    let tools = Tools { config, runtime: &runtime, progress: &progress, allow: &[] };
+    let tools = Tools { config, runtime: &runtime, progress: &progress };
     let outcome = models.build(&model, options, false, &tools);
     progress.clear();
     let outcome = outcome?;
@@ -123,7 +153,7 @@ pub(super) fn resolve(named: &Path, options: Options, config: &Config) -> Result
 }
 
 /// Replaces the configuration's names by bundles; `false` if one must be built first.
-pub(super) fn find_all(config: &mut Config, options: Options) -> Result<bool> {
+pub(super) fn find_all(config: &mut Config, options: &Options) -> Result<bool> {
     let mut are_found = true;
     for index in 0..config.models.len() {
         match find(&config.models[index].path, options, config)? {
@@ -135,7 +165,7 @@ pub(super) fn find_all(config: &mut Config, options: Options) -> Result<bool> {
 }
 
 /// Replaces the configuration's names by bundles, and builds the missing ones.
-pub(super) fn resolve_all(config: &mut Config, options: Options) -> Result<()> {
+pub(super) fn resolve_all(config: &mut Config, options: &Options) -> Result<()> {
     for index in 0..config.models.len() {
         config.models[index].path = resolve(&config.models[index].path, options, config)?;
     }

@@ -51,7 +51,7 @@ fn push(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
             arguments.bundle.display()
         )));
     }
-    let bundle = Bundle::open(&resolve(&arguments.bundle, Options::of(config), config)?)?;
+    let bundle = Bundle::open(&resolve(&arguments.bundle, &Options::of(config), config)?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
     let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;

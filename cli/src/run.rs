@@ -11,6 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{
     batch::{open, require_options_of},
     interrupt::{Ended, interruptible},
+    named::BuildArguments,
     terminal::{print, print_aside},
 };
 use kivu::{
@@ -55,6 +56,8 @@ pub(super) struct Arguments {
     /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     truncate: Option<bool>,
+    #[command(flatten)]
+    build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
@@ -62,8 +65,10 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    let Arguments { model, texts, json, query, options, truncate } = arguments;
-    let model = open(Some(&model), &mut config)?;
+    let Arguments { model, texts, json, query, options, truncate, build } = arguments;
+    let build = build.options(&config);
+    config.engine = build.engine;
+    let model = open(Some(&model), &build, &mut config)?;
     let parameters = Parameters { query, options, truncate, ..Parameters::default() };
     require_options_of(&model, &parameters)?;
     let runtime = Builder::new_multi_thread()

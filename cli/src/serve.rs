@@ -16,17 +16,15 @@ use tokio::{net::TcpListener, runtime::Builder};
 use super::{
     connections, example,
     interrupt::{Ended, Signals, until_signal},
-    named::{find_all, resolve_all},
+    named::{BuildArguments, find_all, resolve_all},
     terminal::print,
 };
 use kivu::{
     api::{App, BindScope, Guard, below, router},
     backend::MappedFiles,
-    config::{Config, EngineChoice, parse_address},
+    config::{Config, parse_address},
     error::{Error, Result},
     model::Model,
-    pipeline::Task,
-    repository::manifest::Precision,
     telemetry::Prometheus,
 };
 use kivu_compiler::{abandon, named::Options};
@@ -63,18 +61,11 @@ pub(super) struct Arguments {
     /// The port to listen on, at kivu.toml's address
     #[arg(long, conflicts_with = "listen")]
     port: Option<u16>,
-    /// The engine for local models [default: as in kivu.toml, or auto]
-    #[arg(long)]
-    engine: Option<EngineChoice>,
-    /// The task for models that are built [default: as in their files]
-    #[arg(long)]
-    task: Option<Task>,
-    /// The weights' number format for models that are built [default: as in an earlier build, or int8]
-    #[arg(long)]
-    precision: Option<Precision>,
     /// Exit when standard input is closed, as it is when the parent process ends
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
+    #[command(flatten)]
+    build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
@@ -90,7 +81,8 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if config.models.is_empty() && config.bundles().is_dir() {
         config.models = vec![config.bundles().into()];
     }
-    config.engine = arguments.engine.unwrap_or(config.engine);
+    let options = arguments.build.options(&config);
+    config.engine = options.engine;
     if let Some(listen) = arguments.listen {
         config.listen = listen;
     }
@@ -103,7 +95,6 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         .max_blocking_threads(config.threads().get())
         .build()
         .map_err(Error::io("cannot start the server's threads"))?;
-    let options = Options { task: arguments.task, precision: arguments.precision, engine: config.engine };
     runtime.block_on(serve(config, options))
 }
 
@@ -119,9 +110,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
     let mut early_signals = None;
-    if !find_all(&mut config, options)? {
+    if !find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
-        config = match until_signal(&mut signals, move || build_all(config, options)).await? {
+        config = match until_signal(&mut signals, move || build_all(config, &options)).await? {
             Ended::Done(config) => config,
             Ended::Signalled(code) => {
                 abandon();
@@ -154,7 +145,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
 }
 
 /// Builds all models that are not bundles.
-fn build_all(mut config: Config, options: Options) -> Result<Config> {
+fn build_all(mut config: Config, options: &Options) -> Result<Config> {
     resolve_all(&mut config, options)?;
     Ok(config)
 }

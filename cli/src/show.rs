@@ -34,7 +34,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let model = arguments.model.display();
-    let path = named::find(&arguments.model, Options::default(), config)?.ok_or_else(|| {
+    let path = named::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(
             "expected a built model, but `{model}` is not built yet; `kivu build {model}` builds it"
         ))

@@ -48,7 +48,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 
 fn write_models(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let options = BuildOptions { engine: EngineChoice::Onnx, ..BuildOptions::default() };
-    let bundle = Bundle::open(&resolve(&arguments.bundle, options, config)?)?;
+    let bundle = Bundle::open(&resolve(&arguments.bundle, &options, config)?)?;
     let manifest = bundle.manifest();
     if manifest.engine == Engine::Native {
         print_aside(&format!(

@@ -21,6 +21,7 @@ use super::{
     source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
     static_embedding,
     task::{task, unused_head},
+    token_rows::knows_unknown_words,
     weights::Weights,
 };
 use kivu::{
@@ -33,7 +34,7 @@ use kivu::{
         bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
         manifest::{self, Manifest, Precision, Quality, VectorQuality},
     },
-    tokenizer::Tokenizer,
+    tokenizer::{Side, Tokenizer, Truncation},
 };
 
 /// A bundle in a folder inside the scratch folder.
@@ -65,6 +66,31 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
         (written, None) => Ok(written),
         (_, Some((form, shortfall))) => Err(shortfall.refusal(form.fallbacks())),
     }
+}
+
+/// Counts the tokens of each prompt for a model that does not pool them: as in sentence-transformers all tokens but a
+/// special one at the end.
+fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
+    let Some(counts) = &mut settings.unpooled else { return Ok(()) };
+    let (tokenizer, limit) = (Tokenizer::from_json(tokenizer)?, settings.max_tokens);
+    let [_, after] = tokenizer.special_ids();
+    for (name, prompt) in &settings.prompts {
+        let ids = match prompt.is_empty() {
+            true => Vec::new(),
+            false => tokenizer.encode(prompt, limit, Truncation::At(Side::Right))?.ids,
+        };
+        let last: Vec<u32> = ids.last().copied().into_iter().collect();
+        let decode = |skips_special| tokenizer.decode(&last, skips_special);
+        if ids.len() >= limit || after.is_empty() && decode(true)? != decode(false)? {
+            return Err(Error::model(format!(
+                "expected a prompt `{name}` of less than {limit} tokens, the most of a text, and without a special token at \
+                 its end, since it is not pooled, but found {} tokens",
+                ids.len()
+            )));
+        }
+        counts.insert(name.clone(), ids.len().saturating_sub(usize::from(!after.is_empty())));
+    }
+    Ok(())
 }
 
 fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
@@ -123,8 +149,10 @@ impl<'a> Model<'a> {
         progress.stage("read the weights", 1);
         let warnings = check_keys(plan)?;
         let mut source = open(build)?;
+        knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
             plan.prompts.apply(settings)?;
+            count_unpooled(settings, &source.tokenizer)?;
         }
         let (task, other_tasks) = task(plan, &source.settings)?;
         let head = unused_head(plan, &source)?;
@@ -318,6 +346,7 @@ impl<'a> Model<'a> {
             zero_shot_entities,
             seq2seq,
             tensors: plan.tensors.clone(),
+            allowed: plan.allow.clone(),
             warnings: self.warnings.clone(),
             signature,
             files: Vec::new(),

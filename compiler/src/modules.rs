@@ -11,13 +11,13 @@ use super::{
     config::ConfigFile,
     layers::Layers,
     onnx::{Value, float, integer},
-    poolings::{self, Mode},
+    poolings::{self, Masks, Mode, Poolings},
     quantize::transpose,
     weights::{Weight, Weights},
 };
 use kivu::{
     error::{Error, Result},
-    pipeline::pooling::Pooling,
+    pipeline::{POOLING_MASK, pooling::Pooling},
 };
 
 /// Output name for a graph that pools.
@@ -41,7 +41,7 @@ pub(super) struct Modules {
 #[derive(Debug)]
 enum Module {
     /// Concatenated poolings.
-    Pooling(Vec<Mode>),
+    Pooling(Poolings),
     Dense(Dense),
     LayerNorm {
         gain: Vec<f32>,
@@ -97,12 +97,7 @@ impl Modules {
 
     /// Mean pooling, sentence-transformers' default for models without its files.
     pub(super) fn mean(width: usize) -> Self {
-        Self {
-            list: vec![Module::Pooling(vec![Mode::Mean])],
-            tokens: width,
-            text: Some(width),
-            output: POOLED,
-        }
+        Self { list: vec![Module::pooling(Mode::Mean)], tokens: width, text: Some(width), output: POOLED }
     }
 
     /// Label scores from the last token's vector, as output `output`. `weight` has a row with `width` values per label.
@@ -117,7 +112,7 @@ impl Modules {
             is_of_tokens: false,
             residual: Residual::None,
         };
-        let list = vec![Module::Pooling(vec![Mode::LastToken]), Module::Dense(layer)];
+        let list = vec![Module::pooling(Mode::LastToken), Module::Dense(layer)];
         Self { list, tokens: width, text: Some(labels), output }
     }
 
@@ -125,9 +120,9 @@ impl Modules {
     pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
         let module = match class {
             "Pooling" => {
-                let modes = poolings::open(folder)?;
-                self.text = Some(self.tokens * modes.len());
-                Module::Pooling(modes)
+                let poolings = poolings::open(folder)?;
+                self.text = Some(self.tokens * poolings.modes.len());
+                Module::Pooling(poolings)
             }
             "Dense" => {
                 let layer = Dense::open(folder, [Some(self.tokens), self.text], TEXT)?;
@@ -190,7 +185,9 @@ impl Modules {
 
     /// The pooling left to the pipeline; `None` if the graph must contain the modules.
     pub(super) fn pooling(&self) -> Option<Pooling> {
-        let [Module::Pooling(modes)] = self.before_normalization() else { return None };
+        let [Module::Pooling(Poolings { modes, includes_prompt: true })] = self.before_normalization() else {
+            return None;
+        };
         let [mode] = modes[..] else { return None };
         Some(match mode {
             Mode::Cls => Pooling::Cls,
@@ -200,6 +197,13 @@ impl Modules {
             Mode::WeightedMean => Pooling::WeightedMean,
             Mode::LastToken => Pooling::LastToken,
         })
+    }
+
+    /// Whether a prompt's tokens are pooled.
+    pub(super) fn includes_prompt(&self) -> bool {
+        let excludes =
+            |module: &Module| matches!(module, Module::Pooling(Poolings { includes_prompt: false, .. }));
+        !self.list.iter().any(excludes)
     }
 
     /// Whether no module but normalizations follows.
@@ -226,8 +230,13 @@ impl Modules {
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
-                Module::Pooling(modes) => {
-                    text = poolings::write(&mut layers.graph, modes, [&tokens, mask]);
+                Module::Pooling(Poolings { modes, includes_prompt }) => {
+                    let pooled = match includes_prompt {
+                        true => mask.clone(),
+                        false => layers.graph.input(POOLING_MASK, &["batch", "sequence"]),
+                    };
+                    let masks = Masks { tokens: mask, pooled: &pooled };
+                    text = poolings::write(&mut layers.graph, modes, &tokens, &masks);
                 }
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
@@ -262,10 +271,16 @@ impl Modules {
 }
 
 impl Module {
+    fn pooling(mode: Mode) -> Self {
+        Self::Pooling(Poolings { modes: vec![mode], includes_prompt: true })
+    }
+
     /// Whether the native engine supports the module. A final result may have any width.
     fn is_native(&self, is_last: bool) -> bool {
         match self {
-            Self::Pooling(modes) => matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken]),
+            Self::Pooling(Poolings { modes, includes_prompt }) => {
+                *includes_prompt && matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken])
+            }
             Self::Dense(layer) => {
                 let has_lanes = layer.outputs.is_multiple_of(LANES);
                 let is_known = match layer.activation {

@@ -59,7 +59,7 @@ pub enum NamedModel {
 }
 
 /// Restrictions on a model's bundle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The required task, if any.
     pub task: Option<Task>,
@@ -67,6 +67,8 @@ pub struct Options {
     pub precision: Option<Precision>,
     /// The target engine for an encoder in int8.
     pub engine: EngineChoice,
+    /// Keys in the model's files that the build ignores at the user's risk.
+    pub allow: Vec<String>,
 }
 
 impl Options {
@@ -76,11 +78,12 @@ impl Options {
     }
 
     /// Whether the bundle at `path` is valid and complies with the options.
-    pub fn complies(self, path: &Path) -> bool {
+    pub fn complies(&self, path: &Path) -> bool {
         let Ok(bundle) = Bundle::open(path) else { return false };
         let manifest = bundle.manifest();
         self.task.is_none_or(|task| task == manifest.task)
             && self.precision.is_none_or(|precision| precision == manifest.weights.precision)
+            && self.allow.iter().all(|key| manifest.allowed.contains(key))
             && match self.engine {
                 EngineChoice::Auto => true,
                 EngineChoice::Native => manifest.engine == Engine::Native,
@@ -97,8 +100,6 @@ pub struct Tools<'a, P> {
     pub runtime: LoadRuntime<'a>,
     /// Observes builds and downloads.
     pub progress: &'a P,
-    /// Keys in a model's files that its build ignores at the user's risk.
-    pub allow: &'a [String],
 }
 
 /// A bundle built by name.
@@ -145,7 +146,7 @@ impl NamedModels {
     }
 
     /// Finds a model's newest bundle that complies with the options; `None` if there is none from this version.
-    pub fn find(&self, model: &NamedModel, options: Options) -> Result<Option<PathBuf>> {
+    pub fn find(&self, model: &NamedModel, options: &Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
         let folder = self.folder(model)?;
         let mut bundles = self.bundles(&folder.join(VERSION), &id);
@@ -166,7 +167,7 @@ impl NamedModels {
     pub fn build<P: Progress + Meter>(
         &self,
         model: &NamedModel,
-        options: Options,
+        options: &Options,
         is_new: bool,
         tools: &Tools<'_, P>,
     ) -> Result<Outcome> {
@@ -323,7 +324,7 @@ impl Prepared {
         &self,
         out: PathBuf,
         name: Option<String>,
-        options: Options,
+        options: &Options,
         tools: &Tools<'_, P>,
     ) -> Result<Built> {
         let request = Request {
@@ -333,7 +334,7 @@ impl Prepared {
             task: options.task,
             precision: options.precision,
             engine: options.engine,
-            allow: tools.allow.to_vec(),
+            allow: options.allow.clone(),
             cache: tools.config.home.clone(),
         };
         build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
@@ -345,7 +346,7 @@ pub fn build_into<P: Progress + Meter>(
     out: PathBuf,
     name: Option<String>,
     model: &NamedModel,
-    options: Options,
+    options: &Options,
     tools: &Tools<'_, P>,
 ) -> Result<Built> {
     let destination = Destination::new(&out)?;
@@ -390,7 +391,7 @@ fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
 }
 
 /// A bundle's folder name.
-fn bundle_name(id: &str, options: Options) -> String {
+fn bundle_name(id: &str, options: &Options) -> String {
     let task = options.task.map(|task| format!("-{task}"));
     let precision = options.precision.map(|precision| format!("-{precision}"));
     let engine = match options.engine {
@@ -398,7 +399,12 @@ fn bundle_name(id: &str, options: Options) -> String {
         EngineChoice::Native => Some("-native".to_owned()),
         EngineChoice::Onnx => Some("-onnx".to_owned()),
     };
-    [Some(id.to_owned()), task, precision, engine].into_iter().flatten().collect()
+    let allow = match &options.allow[..] {
+        [] => None,
+        // They are texts of any length.
+        keys => Some(format!("-allow-{}", &hex(&Sha256::digest(keys.join("\n")))[..ID_DIGITS])),
+    };
+    [Some(id.to_owned()), task, precision, engine, allow].into_iter().flatten().collect()
 }
 
 fn recipe_id(recipe: &EmbeddedRecipe) -> String {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value as Json;
+
 use super::{
     config::{ConfigFile, OneOrMany},
     functions,
@@ -20,8 +22,36 @@ pub(super) enum Mode {
     LastToken,
 }
 
-/// Reads the pooling modes for the module in `folder`, in vector order.
-pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
+/// A pooling module.
+#[derive(Debug)]
+pub(super) struct Poolings {
+    /// In vector order.
+    pub(super) modes: Vec<Mode>,
+    /// Whether a prompt's tokens are pooled.
+    pub(super) includes_prompt: bool,
+}
+
+/// The masks of a text's tokens, INT64 (batch, sequence).
+pub(super) struct Masks<'a> {
+    /// 1 for tokens and 0 for padding.
+    pub(super) tokens: &'a Value,
+    /// 1 for tokens that are pooled.
+    pub(super) pooled: &'a Value,
+}
+
+/// Reads the module in `folder`.
+pub(super) fn open(folder: &Path) -> Result<Poolings> {
+    let config = ConfigFile::open(folder)?;
+    // sentence-transformers takes `null` as false.
+    if config.fields().get("include_prompt").is_some_and(Json::is_null) {
+        return Err(Error::model("expected `include_prompt` true or false, but found null"));
+    }
+    let includes_prompt = config.get("include_prompt")?.unwrap_or(true);
+    Ok(Poolings { modes: modes(&config)?, includes_prompt })
+}
+
+/// Pooling modes, in vector order.
+fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
     /// Flags in versions up to 4, in vector order.
     const FLAGS: [&str; 6] = [
         "cls_token",
@@ -31,12 +61,6 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
         "weightedmean_tokens",
         "lasttoken",
     ];
-    let config = ConfigFile::open(folder)?;
-    if config.get("include_prompt")? == Some(false) {
-        return Err(Error::model(
-            "expected `include_prompt` true, but found false: pooling without the prompt is not supported",
-        ));
-    }
     let modes = match config.get::<OneOrMany<String>>("pooling_mode")? {
         Some(modes) => modes.into_vec(),
         None => {
@@ -68,9 +92,9 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Mode>> {
     modes.iter().map(pooling).collect()
 }
 
-/// Writes token vector poolings with their mask, and concatenates the results.
-pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], inputs: [&Value; 2]) -> Value {
-    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, inputs)).collect();
+/// Writes token vector poolings, and concatenates the results.
+pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &Masks<'_>) -> Value {
+    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, tokens, masks)).collect();
     match &vectors[..] {
         [vector] => vector.clone(),
         _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),
@@ -79,8 +103,9 @@ pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], inputs: [&Value; 2
 
 impl Mode {
     /// Writes the pooling; as a function if the native engine supports it.
-    fn write(self, graph: &mut GraphBuilder, inputs: [&Value; 2]) -> Value {
-        let [tokens, mask] = inputs;
+    fn write(self, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
+        let mask = masks.pooled;
+        let inputs = [tokens, mask];
         let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
         match self {
             Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
@@ -101,9 +126,12 @@ impl Mode {
                 graph.node("Div", &[&sum, &root], vec![])
             }
             Self::WeightedMean => {
-                let positions = functions::positions_of_tokens(graph, mask);
-                let sum = functions::weighted_sum(graph, tokens, &positions);
-                let total = graph.node("ReduceSum", &[&positions, &one], vec![integer("keepdims", 1)]);
+                // Counted from the first token, whether it is pooled or not.
+                let positions = functions::positions_of_tokens(graph, masks.tokens);
+                let is_pooled = graph.cast(mask, data_type::FLOAT);
+                let weights = graph.node("Mul", &[&positions, &is_pooled], vec![]);
+                let sum = functions::weighted_sum(graph, tokens, &weights);
+                let total = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
                 graph.node("Div", &[&sum, &total], vec![])
             }
         }

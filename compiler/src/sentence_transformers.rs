@@ -8,12 +8,13 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::Map;
 
 use super::{
     config::{ConfigFile, OneOrMany},
     encoder::Facts,
     files::read,
-    module_list::{Module, has_pooling, modules},
+    module_list::{Module, modules},
     modules::{Modules, POOLED},
 };
 use kivu::{
@@ -28,11 +29,14 @@ use kivu::{
 const SETTINGS: &str = "config_sentence_transformers.json";
 /// Maximum tokens per text.
 const LENGTH: &str = "max_seq_length";
+/// Maximum tokens per text, in tokenizer settings.
+const OF_TOKENIZER: &str = "model_max_length";
 /// Families that compute longer texts than their files declare.
 const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
-const TEMPLATE: &str = "chat_template.jinja";
+/// A chat template, if `tokenizer_config.json` has none.
+pub(super) const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
 /// Transformer settings, in sentence-transformers' lookup order: old versions named the file after the architecture.
@@ -67,7 +71,8 @@ pub(super) fn embedding_settings(
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
     let dense = dense_settings(output, &modules)?;
-    let settings = text_settings(folder, Some(dense), max_tokens(folder, facts.max_positions)?)?;
+    let mut settings = text_settings(folder, Some(dense), max_tokens(folder, facts.max_positions)?)?;
+    settings.unpooled = (!modules.includes_prompt()).then(BTreeMap::new);
     Ok((settings, pooling.is_none().then_some(modules)))
 }
 
@@ -163,7 +168,7 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
 
 /// How PyLate's files encode queries and documents.
 fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
-    let file = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let file = settings(folder)?;
     let marker = |field: &str, default: &str| {
         let marker: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
         Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
@@ -253,18 +258,27 @@ pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Tokens for a logit comparison, the better one first, if the model is a CrossEncoder that ranks by one. Its own chat
-/// template, if any, must contain `sentence`.
-pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 2]>> {
+/// Tokens for a logit comparison, the better one first, if the model is a CrossEncoder that ranks by one. Its chat
+/// template must contain `parts`.
+pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 2]>> {
     let list = modules(folder)?;
     let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
         return Ok(None);
     };
     let config = ConfigFile::open(&module.folder(folder)?)?;
-    let template = folder.join(TEMPLATE);
-    if template.is_file() && !String::from_utf8_lossy(&read(&template)?).contains(sentence) {
+    let path = folder.join(TEMPLATE);
+    if !path.is_file() {
         return Err(Error::model(format!(
-            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found another: templates are not run"
+            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found no such file: without a template, \
+             sentence-transformers puts nothing around a pair"
+        )));
+    }
+    let template = read(&path)?;
+    let template = String::from_utf8_lossy(&template);
+    if let Some(missing) = parts.iter().find(|part| !template.contains(**part)) {
+        return Err(Error::model(format!(
+            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found another, without `{missing}`: templates are \
+             not run"
         )));
     }
     Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
@@ -272,10 +286,8 @@ pub(super) fn logit_score(folder: &Path, sentence: &str) -> Result<Option<[u32; 
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.
 pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
-    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
-    // Without a module list, that package does not read the file.
-    let name = config.get::<String>("default_prompt_name")?.filter(|_| has_pooling(folder));
-    let Some(name) = name else { return Ok(None) };
+    let config = settings(folder)?;
+    let Some(name) = config.get::<String>("default_prompt_name")? else { return Ok(None) };
     let mut prompts: BTreeMap<String, String> = config.get("prompts")?.unwrap_or_default();
     match prompts.remove(&name) {
         Some(prompt) => Ok(Some(prompt).filter(|prompt| !prompt.is_empty())),
@@ -303,7 +315,7 @@ pub(super) fn static_settings(
 
 /// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
 fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
-    match ConfigFile::open_or_empty(folder, SETTINGS)?.get(TRUNCATION)? {
+    match settings(folder)?.get(TRUNCATION)? {
         None => Ok(()),
         Some(0) => {
             Err(Error::model(format!("expected a `{TRUNCATION}` of at least 1 in `{SETTINGS}`, but found 0")))
@@ -330,7 +342,7 @@ pub(super) fn text_settings(
     dense: Option<DenseSettings>,
     max_tokens: usize,
 ) -> Result<EmbeddingSettings> {
-    let config = ConfigFile::open_or_empty(folder, SETTINGS)?;
+    let config = settings(folder)?;
     if let Some(found) = config.get::<usize>(TRUNCATION)?.filter(|_| dense.is_none()) {
         return Err(Error::model(format!(
             "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but found {found}; remove it"
@@ -343,6 +355,7 @@ pub(super) fn text_settings(
         max_tokens,
         default_prompt: config.get("default_prompt_name")?,
         prompts: config.get("prompts")?.unwrap_or_default(),
+        unpooled: None,
     };
     match settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
         Some(name) => Err(Error::model(format!("expected the default prompt `{name}` among the prompts"))),
@@ -365,8 +378,19 @@ fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modul
     Ok(modules)
 }
 
-/// Reads the transformer's settings.
+/// Reads the model's settings. Without a module list, sentence-transformers reads none.
+fn settings(folder: &Path) -> Result<ConfigFile> {
+    match modules(folder)?.is_empty() {
+        true => Ok(ConfigFile::new(SETTINGS, Map::new())),
+        false => ConfigFile::open_or_empty(folder, SETTINGS),
+    }
+}
+
+/// Reads the transformer's settings; see [`settings`].
 fn transformer(folder: &Path) -> Result<ConfigFile> {
+    if modules(folder)?.is_empty() {
+        return Ok(ConfigFile::new(TRANSFORMER[0], Map::new()));
+    }
     let folder = &transformer_folder(folder)?;
     for name in TRANSFORMER {
         if let Some(file) = ConfigFile::open_if_exists(folder, name)? {
@@ -387,7 +411,12 @@ pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
     }
     // A float, since "no limit" is written as 1e30.
     let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
-    let of_tokenizer = tokenizer.get("model_max_length")?.map_or(positions, |length: f64| length as usize);
+    let of_tokenizer: Option<f64> = tokenizer.get(OF_TOKENIZER)?;
+    // `transformers` truncates no text then.
+    if let Some(found) = of_tokenizer.filter(|length| *length < 1.0) {
+        return Err(Error::model(format!("expected a `{OF_TOKENIZER}` of at least 1, but found {found}")));
+    }
+    let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
     let requested: Option<usize> = transformer.get(LENGTH)?;
     if requested == Some(0) {
         return Err(Error::model(format!("expected a `{LENGTH}` of at least 1, but found 0")));
@@ -420,15 +449,26 @@ mod tests {
             };
             write("config.json", json!({"model_type": model_type}));
             write("sentence_bert_config.json", json!({"max_seq_length": length}));
+            assert_eq!(max_tokens(folder.path(), 64).unwrap(), 64, "nothing reads it without a module list");
+            write("modules.json", json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]));
             max_tokens(folder.path(), 64)
         };
         assert_eq!((length("bert", 32).unwrap(), length("bert", 80).unwrap()), (32, 64));
         assert_eq!(length("modernbert", 64).unwrap(), 64);
-        let refusals = [length("modernbert", 80), length("bert", 0)];
+        let of_tokenizer = |length: i32| {
+            let folder = tempfile::tempdir().unwrap();
+            let text = json!({"model_max_length": length}).to_string();
+            fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
+            max_tokens(folder.path(), 64)
+        };
+        assert_eq!(of_tokenizer(20).unwrap(), 20);
+        let refusals = [length("modernbert", 80), length("bert", 0), of_tokenizer(0), of_tokenizer(-1)];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @"
         expected a `max_seq_length` of at most 64, the positions of the model, but found 80; set it to 64
         expected a `max_seq_length` of at least 1, but found 0
+        expected a `model_max_length` of at least 1, but found 0
+        expected a `model_max_length` of at least 1, but found -1
         ");
     }
 }

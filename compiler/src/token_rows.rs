@@ -68,6 +68,27 @@ pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Resul
     )))
 }
 
+/// Words of which most vocabularies have no part: rare letters, and a long word.
+fn unknown_words() -> impl Iterator<Item = String> {
+    // Private use, cuneiform, a rare Chinese character, Tifinagh, Cherokee, an emoji.
+    let letters = ["\u{e000}", "\u{12000}", "\u{2a6d6}", "\u{2d5e}", "\u{13a0}", "\u{1fae8}"];
+    letters.map(str::to_owned).into_iter().chain(["x".repeat(1000)])
+}
+
+/// Refuses a tokenizer that fails on unknown words, since its token for them is not in its vocabulary: such texts could
+/// not be answered.
+pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
+    let tokenizer = Tokenizer::from_json(json)?;
+    unknown_words().try_for_each(|word| match tokenizer.ids(&word) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::model_because(
+            "expected a tokenizer with a token for unknown words (`unk_token` or `unk_id`) in its vocabulary, but found one \
+             that fails on them",
+            error,
+        )),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -99,6 +120,15 @@ mod tests {
         assert!(refusal(json).starts_with(&expected), "{expected}");
         let added = within_vocabulary(with_token(false), rows).unwrap_err().to_string();
         assert!(added.contains(&format!("found `<image>` with {rows}")), "{added}");
+    }
+
+    #[test]
+    fn tokenizers_without_a_token_for_unknown_words_are_refused() {
+        let mut file = tokenizer();
+        knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap();
+        file["model"]["unk_token"] = "none".into();
+        let refusal = knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap_err();
+        insta::assert_snapshot!(refusal.chain(), @"");
     }
 
     #[test]

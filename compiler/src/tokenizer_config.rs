@@ -1,6 +1,9 @@
 //! A model's `tokenizer.json` as `transformers` loads it: some settings in `tokenizer_config.json` take precedence.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -71,7 +74,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
         set_prefix_space(&mut tokenizer, &config)?;
     }
     add_tokens(&mut tokenizer, &config)?;
-    add_special_tokens(&mut tokenizer, folder, &config)?;
+    add_special_tokens(&mut tokenizer, (folder, class), &config)?;
     if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
         set_ends(&mut tokenizer, &config, [begin, end])?;
     }
@@ -97,6 +100,7 @@ pub(super) fn class(folder: &Path) -> Result<String> {
         "roberta" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
         "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
+        "gemma3_text" => "GemmaTokenizer".to_owned(),
         _ => String::new(),
     }))
 }
@@ -183,7 +187,11 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
 
 /// Makes the special tokens named by the files unsplittable, as `transformers` does; refuses the ones that the
 /// tokenizer lacks, with ids beyond the model's table.
-fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config: &ConfigFile) -> Result<()> {
+fn add_special_tokens(
+    tokenizer: &mut Map<String, Value>,
+    (folder, class): (&Path, &str),
+    config: &ConfigFile,
+) -> Result<()> {
     let mut sources = vec![config.clone()];
     // `special_tokens_map.json` is ignored if the config has a full token list.
     if !config.fields().contains_key("added_tokens_decoder") {
@@ -191,31 +199,59 @@ fn add_special_tokens(tokenizer: &mut Map<String, Value>, folder: &Path, config:
     }
     let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
-    let fields = sources.iter().flat_map(|file| file.fields());
-    for (key, value) in fields {
+    let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
+    let defaults = default_tokens(class).filter(|(key, _)| !has_key(key));
+    for (key, token) in sources.iter().flat_map(|file| special_tokens(file.fields())).chain(defaults) {
+        if known.iter().any(|known| known["content"] == token) {
+            continue;
+        }
+        let id = id_of(&vocabulary, token).ok_or_else(|| {
+            Error::model(format!(
+                "expected the token `{token}` of `{key}` in `{TOKENIZER}`, but found none, so that the model has no \
+                 vector for it"
+            ))
+        })?;
+        known.push(json!({
+            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }));
+    }
+    Ok(())
+}
+
+/// Special tokens of a class that settings do not name, with their keys.
+fn default_tokens(class: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    const KEYS: [&str; 5] = ["cls_token", "sep_token", "unk_token", "pad_token", "mask_token"];
+    let tokens = match class {
+        "BertTokenizer"
+        | "DistilBertTokenizer"
+        | "ElectraTokenizer"
+        | "DebertaTokenizer"
+        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
+        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
+        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
+        "BartTokenizer"
+        | "BarthezTokenizer"
+        | "CamembertTokenizer"
+        | "RobertaTokenizer"
+        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>"],
+        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
+        _ => [""; 5],
+    };
+    KEYS.into_iter().zip(tokens).filter(|(_, token)| !token.is_empty())
+}
+
+/// Special tokens named by settings, with their keys.
+fn special_tokens(fields: &Map<String, Value>) -> impl Iterator<Item = (&str, &str)> {
+    fields.iter().flat_map(|(key, value)| {
         let tokens: Vec<&Value> = match value {
             Value::Array(tokens) if MORE_SPECIAL.contains(&key.as_str()) => tokens.iter().collect(),
             Value::Object(tokens) if key == MORE_SPECIAL[1] => tokens.values().collect(),
             token if SPECIAL.contains(&key.as_str()) => vec![token],
-            _ => continue,
+            _ => Vec::new(),
         };
-        for token in tokens.into_iter().filter_map(content) {
-            if known.iter().any(|known| known["content"] == token) {
-                continue;
-            }
-            let id = id_of(&vocabulary, token).ok_or_else(|| {
-                Error::model(format!(
-                    "expected the token `{token}` of `{key}` in `{TOKENIZER}`, but found none, so that the model has no \
-                     vector for it"
-                ))
-            })?;
-            known.push(json!({
-                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true,
-            }));
-        }
-    }
-    Ok(())
+        tokens.into_iter().filter_map(content).map(move |token| (key.as_str(), token))
+    })
 }
 
 /// Id of a piece in the model: by name, or by index in a list with pieces and scores.
@@ -246,8 +282,10 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
 /// tokens are found before or after normalization as before.
 fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let added: BTreeMap<u32, AddedToken> = config.get("added_tokens_decoder")?.unwrap_or_default();
+    let named: BTreeSet<&str> = special_tokens(config.fields()).map(|(_, token)| token).collect();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
     for (id, AddedToken { content, single_word, lstrip, rstrip, normalized, special }) in added {
+        let special = special || named.contains(content.as_str());
         let found = known.iter().position(|token| token["content"] == content);
         let id = found.map_or_else(|| id.into(), |place| known[place]["id"].clone());
         let before = found.map(|place| &known[place]).filter(|token| token["special"] == true && special);
@@ -322,6 +360,25 @@ mod tests {
         let tokens = tokenizer["added_tokens"].as_array().unwrap();
         assert_eq!((&tokens[0]["lstrip"], &tokens[0]["normalized"]), (&json!(true), &json!(false)));
         assert_eq!((&tokens[2]["content"], &tokens[2]["normalized"]), (&json!("<new>"), &json!(true)));
+    }
+
+    #[test]
+    fn named_tokens_are_special_whatever_their_entry_says() {
+        let added = json!({"0": {"content": "<bos>"}, "1": {"content": "<eos>", "special": false}});
+        let tokenizer = read(&json!({"added_tokens_decoder": added, "bos_token": "<bos>"})).unwrap();
+        let tokens = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!((&tokens[0]["special"], &tokens[1]["special"]), (&json!(true), &json!(false)));
+    }
+
+    #[test]
+    fn a_class_needs_its_special_tokens() {
+        let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
+        insta::assert_snapshot!(refusal, @"");
+        let named =
+            ["cls", "sep", "unk", "pad", "mask"].map(|name| (format!("{name}_token"), json!("<bos>")));
+        let mut settings: Map<String, Value> = named.into_iter().collect();
+        settings.insert("tokenizer_class".to_owned(), json!("ElectraTokenizerFast"));
+        read(&settings.into()).unwrap();
     }
 
     #[test]

@@ -174,6 +174,7 @@ fn models() -> Result<Vec<Model>> {
         max_tokens: MAX_TOKENS,
         default_prompt: None,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
+        unpooled: None,
     };
     let scores = |labels: &[&str]| {
         let settings = ClassificationSettings {
@@ -296,6 +297,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         zero_shot_entities: None,
         seq2seq: None,
         tensors: TensorNames::default(),
+        allowed: Vec::new(),
         warnings: Vec::new(),
         signature: signature(&[-1, -1]),
         files: Vec::new(),

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use super::{
     executor::RemoteModel,
-    model_inputs::{ModelInputs, Role, Sequence},
+    model_inputs::{ModelInputs, POOLING_MASK, Role, Sequence},
     scores::ScoreFunction,
 };
 use crate::{
@@ -172,6 +172,11 @@ impl Adapter {
             return Err(Error::invalid(
                 "expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair",
             ));
+        }
+        if input.encoding.unpooled > 0 && !self.inputs.has(Role::Pooled) {
+            return Err(Error::invalid(format!(
+                "expected texts without prompt, since the model on the fleet has no input `{POOLING_MASK}`, but found one"
+            )));
         }
         self.inputs.check_length(input.encoding.len())
     }

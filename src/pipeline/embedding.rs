@@ -350,6 +350,7 @@ impl EmbeddingPipeline {
         let name = options.prompt_name.as_deref();
         let options = EncodingOptions {
             prompt: settings.prompt(name)?,
+            unpooled: settings.unpooled(name)?,
             role: settings.form(settings.text_role(name)),
             ..EncodingOptions::new(options.truncation)
         };

@@ -57,6 +57,8 @@ impl Input {
 pub(super) struct EncodingOptions<'a> {
     /// Put before each text.
     pub(super) prompt: Option<&'a str>,
+    /// Leading tokens of texts with the prompt that pooling leaves out.
+    pub(super) unpooled: usize,
     /// Put around each pair.
     pub(super) template: Option<&'a PairTemplate>,
     pub(super) truncation: Truncation,
@@ -69,7 +71,7 @@ pub(super) struct EncodingOptions<'a> {
 impl EncodingOptions<'_> {
     /// Options without prompt, template, size limit and role.
     pub(super) fn new(truncation: Truncation) -> Self {
-        Self { prompt: None, template: None, truncation, max_bytes: usize::MAX, role: None }
+        Self { prompt: None, unpooled: 0, template: None, truncation, max_bytes: usize::MAX, role: None }
     }
 }
 
@@ -161,7 +163,8 @@ impl InputTokenizer<'_> {
         check_size(size, options.max_bytes)?;
         // A role inserts tokens that are not in the text.
         let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
-        let (prompt, truncation) = (options.prompt.map(str::to_owned), options.truncation);
+        let (prompt, unpooled) = (options.prompt.map(str::to_owned), options.unpooled);
+        let truncation = options.truncation;
         let template = options.template.cloned();
         let encode = move |input: Input| -> Result<(Encoding, Option<String>)> {
             match input {
@@ -173,7 +176,8 @@ impl InputTokenizer<'_> {
                     if let Some(role) = &role {
                         return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
                     }
-                    let encoding = tokenizer.encode(&text, limit, truncation)?;
+                    let mut encoding = tokenizer.encode(&text, limit, truncation)?;
+                    encoding.leave_unpooled(unpooled)?;
                     let text =
                         keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
                     Ok((encoding, text.transpose()?))

@@ -27,4 +27,4 @@ pub mod zero_shot;
 pub mod zero_shot_entities;
 
 pub(crate) use self::executor::sharing_turns;
-pub use self::{encoding::Input, task::Task, usage::Usage};
+pub use self::{encoding::Input, model_inputs::POOLING_MASK, task::Task, usage::Usage};

@@ -9,13 +9,16 @@ use crate::{
     tokenizer::Encoding,
 };
 
+/// Graph input that tells which tokens are pooled, in models that pool no prompts.
+pub const POOLING_MASK: &str = "pooling_mask";
 /// Input names by role, case-insensitive, in their usual order. `words_mask` is the third input in models that read
 /// words.
-const NAMES: [(&str, Role); 4] = [
+const NAMES: [(&str, Role); 5] = [
     ("input_ids", Role::Ids),
     ("attention_mask", Role::Mask),
     ("token_type_ids", Role::Types),
     ("words_mask", Role::Types),
+    (POOLING_MASK, Role::Pooled),
 ];
 const MAX_INPUTS: usize = 3;
 
@@ -25,6 +28,8 @@ pub(super) enum Role {
     Ids,
     Mask,
     Types,
+    /// 1 for tokens that are pooled.
+    Pooled,
     /// The text itself, for models with a built-in tokenizer.
     Text,
 }
@@ -132,9 +137,10 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
         match role {
             Role::Ids => values.extend(encoding.ids.iter().map(|id| i64::from(*id))),
             Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
-            Role::Mask | Role::Text => {
-                values.extend(std::iter::repeat_n(1, encoding.len() - encoding.unattended));
-            }
+            Role::Mask => values.extend(encoding.mask()),
+            Role::Pooled => values.extend(encoding.pooling_mask()),
+            // Handled above.
+            Role::Text => {}
         }
         values.resize((row + 1) * columns, padding);
     }

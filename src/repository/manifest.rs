@@ -64,7 +64,10 @@ pub struct Manifest {
     /// Tensor names in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
-    /// Settings in the model's files that the build ignored on request, so that results may differ.
+    /// Keys in the model's files that the build ignored on request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed: Vec<String>,
+    /// Their values, which may change results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Graph inputs and outputs.

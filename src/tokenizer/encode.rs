@@ -67,12 +67,38 @@ pub struct Encoding {
     pub truncated_from: Option<usize>,
     /// Trailing tokens that no other token attends to.
     pub unattended: usize,
+    /// Leading tokens that pooling leaves out.
+    pub unpooled: usize,
 }
 
 impl Encoding {
+    /// 1 for each token that others attend to, and 0 for the others.
+    pub fn mask(&self) -> impl Iterator<Item = i64> {
+        let attended = self.len() - self.unattended;
+        (0..self.len()).map(move |place| i64::from(place < attended))
+    }
+
+    /// Leaves leading tokens out of poolings; others must remain.
+    pub fn leave_unpooled(&mut self, count: usize) -> Result<()> {
+        if count > 0 && count >= self.len() {
+            return Err(Error::invalid(format!(
+                "expected a text with more than the {count} tokens of the prompt, which the model does not pool, but found \
+                 {}; send a longer text",
+                self.len()
+            )));
+        }
+        self.unpooled = count;
+        Ok(())
+    }
+
+    /// 1 for each token that is pooled, and 0 for the others.
+    pub fn pooling_mask(&self) -> impl Iterator<Item = i64> {
+        self.mask().enumerate().map(|(place, mask)| if place < self.unpooled { 0 } else { mask })
+    }
+
     pub(super) fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
         let (ids, type_ids) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
-        Self { ids, type_ids, truncated_from, unattended: 0 }
+        Self { ids, type_ids, truncated_from, unattended: 0, unpooled: 0 }
     }
 
     /// Puts `ids` between the tokens `before` and `after`, truncated to at most `limit` tokens in total. Errors call
@@ -95,7 +121,7 @@ impl Encoding {
             }
         }
         let ids = [before, &ids, after].map(Vec::as_slice).concat();
-        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0 })
+        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0, unpooled: 0 })
     }
 
     /// Leaves out a token at the end, but for the first.

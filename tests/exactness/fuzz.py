@@ -13,12 +13,14 @@ differences: they are written to ENVIRONMENTS/finds, and the exit status is 1.
 import argparse
 import base64
 import collections
+import functools
 import json
 import random
 import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -27,7 +29,9 @@ import mutations
 from compare import differences, is_finite
 from processes import HERE, Kivu, Reference
 
-MODELS = HERE.parent / "fixtures/models"
+FIXTURES = HERE.parent / "fixtures"
+# Models, and the fixtures with files that replace theirs.
+OTHERS = [("tiny-qwen3-rank", "logit-score"), ("tiny-nomic", "nomic-native")]
 PROGRESS_S = 30
 
 
@@ -51,27 +55,51 @@ class Comparison:
 
     def outcome(self, source, files, kind, usable):
         """The outcome of a case, and what belongs to it."""
+        try:
+            return self.compared(source, files, kind, usable)
+        except Exception:  # an answer in an unknown form
+            return "BROKEN", {"comparison": traceback.format_exc(limit=-3)}
+
+    def compared(self, source, files, kind, usable):
         folder = self.folder(source, files)
         found = self.kivu.run(folder, kind, source.name)
         if "values" not in found:
             return ("refused" if "refused" in found else "BROKEN"), found
         details = {}
         for reference in usable:
-            expected = reference.run(folder, kind, source.name)
-            if "values" not in expected or not is_finite(expected["values"]):
-                details[reference.name] = expected.get("failed") or expected.get("ended") or "values that are not finite"
-                continue
-            differing = differences(found["values"], expected["values"])
-            if not differing:
-                return ("equal" if reference is usable[0] or not isinstance(details.get(usable[0].name), dict)
-                        else f"equal to {reference.name} only"), details
-            again = reference.run(folder, kind, source.name, seed=1)
-            if "values" in again and differences(again["values"], expected["values"]):
-                details[reference.name] = "random values"
-                continue
-            details[reference.name] = {name: shown(by, found["values"], expected["values"], name) for name, by in differing.items()}
-        differ = [name for name, detail in details.items() if isinstance(detail, dict)]
-        return ("DIFFERS" if differ else "reference fails"), details
+            detail = self.detail(reference, found["values"], (folder, kind, source.name))
+            if detail is None:
+                differs = any(isinstance(other, dict) for other in details.values())
+                return (f"equal to {reference.name} only" if differs else "equal"), details
+            details[reference.name] = detail
+        differs = any(isinstance(detail, dict) for detail in details.values())
+        return ("DIFFERS" if differs else "reference fails"), details
+
+    def detail(self, reference, found, case):
+        """What differs by name, or why the values cannot be compared; nothing if they are equal."""
+        expected = reference.run(*case)
+        if "values" not in expected or not is_finite(expected["values"]):
+            return expected.get("failed") or expected.get("ended") or "values that are not finite"
+        expected = expected["values"]
+        differing = differences(found, expected)
+        if not differing:
+            return None
+        again = reference.run(*case, seed=1)
+        if "values" in again and differences(again["values"], expected):
+            return "random values"
+        return {name: shown(by, found, expected, name) for name, by in differing.items()}
+
+    def usable(self, source, kind):
+        """The references that have the values of Kivu for an unchanged fixture, and why others have not."""
+        folder = self.folder(source, {})
+        found = self.kivu.run(folder, kind, source.name)
+        if "values" not in found:
+            return [], found
+        details = {
+            reference.name: self.detail(reference, found["values"], (folder, kind, source.name))
+            for reference in self.references
+        }
+        return [reference for reference in self.references if details[reference.name] is None], details
 
 
 def shown(by, found, expected, name):
@@ -83,26 +111,35 @@ def link(source, target):
 
 
 class Fixture:
+    """A model, which is compared with the references before its first case."""
+
     def __init__(self, folder, kind, comparison):
-        self.folder, self.kind = folder, kind
-        self.usable = []
-        for reference in comparison.references:
-            outcome, details = comparison.outcome(folder, {}, kind, [reference])
-            if outcome == "equal":
-                self.usable.append(reference)
-            else:
-                print(f"  {folder.name} ({kind}), {reference.name}: {outcome} {json.dumps(details)[:300]}", flush=True)
-        self.declarations = [reference.declared(str(folder)) for reference in self.usable]
+        self.folder, self.kind, self.comparison = folder, kind, comparison
+
+    @functools.cached_property
+    def usable(self):
+        usable, details = self.comparison.usable(self.folder, self.kind)
+        for name in details.keys() - {reference.name for reference in usable}:
+            print(f"  {self.folder.name} ({self.kind}), {name}: {json.dumps(details[name])[:300]}", flush=True)
+        return usable
+
+    @functools.cached_property
+    def declarations(self):
+        return [reference.declared(str(self.folder)) for reference in self.usable]
 
 
-def fixtures(comparison, selected, names):
-    found = []
-    for folder in sorted(MODELS.iterdir()):
-        kind = kinds.kind_of(folder)
-        if kind and (not selected or kind in selected) and (not names or folder.name in names):
-            fixture = Fixture(folder, kind, comparison)
-            found += [fixture] if fixture.usable else []
-    return found
+def all_fixtures(comparison):
+    """The models, and models with files of other fixtures."""
+    folders = {folder.name: folder for folder in sorted((FIXTURES / "models").iterdir())}
+    others = [(folders["tiny-bert"], modules) for modules in sorted((FIXTURES / "modules").iterdir())]
+    others += [(folders[name], FIXTURES / files) for name, files in OTHERS]
+    for base, files in others:
+        folder = comparison.scratch / f"{base.name}-{files.name}"
+        replaced = ["1_Pooling"] if (files / "modules.json").is_file() else []
+        shutil.copytree(base, folder, ignore=shutil.ignore_patterns(*replaced))
+        folders[folder.name] = shutil.copytree(files, folder, dirs_exist_ok=True)
+    with_kinds = [(name, folder, kinds.kind_of(folder)) for name, folder in folders.items()]
+    return {name: Fixture(folder, kind, comparison) for name, folder, kind in with_kinds if kind}
 
 
 def case(fixture, seed, number):
@@ -129,25 +166,30 @@ def stored(folder, fixture, change, outcome, details, identity):
 def fuzz(options, comparison):
     seed = options.seed if options.seed is not None else int(time.time())
     print(f"seed {seed}", flush=True)
-    models = fixtures(comparison, options.kind, options.fixture)
+    models = [
+        fixture for name, fixture in all_fixtures(comparison).items()
+        if (not options.kind or fixture.kind in options.kind) and (not options.fixture or name in options.fixture)
+    ]
     print(f"{len(models)} fixtures", flush=True)
     counts, finds = collections.Counter(), 0
     end, next_report = time.monotonic() + 60 * options.minutes, time.monotonic() + PROGRESS_S
     number = options.first
     while number < options.first + options.cases and time.monotonic() < end:
         fixture = models[number % len(models)]
-        change = case(fixture, seed, number)
+        number += 1
+        if not fixture.usable:
+            continue
+        change = case(fixture, seed, number - 1)
         outcome, details = comparison.outcome(fixture.folder, change.files, fixture.kind, fixture.usable)
         counts["generation" if fixture.kind == "generator" else "encoders", outcome] += 1
         if outcome in ("DIFFERS", "BROKEN") or "only" in outcome:
-            path = stored(options.environments / "finds", fixture, change, outcome, details, f"{seed}-{number}")
+            path = stored(options.environments / "finds", fixture, change, outcome, details, f"{seed}-{number - 1}")
             print(f"{outcome}: {fixture.folder.name}: {change.text}\n    {path}", flush=True)
             finds += outcome in ("DIFFERS", "BROKEN")
-        number += 1
         if time.monotonic() > next_report:
             next_report += PROGRESS_S
-            print(summary(counts), flush=True)
-    print(f"seed {seed}, {number - options.first} cases\n{summary(counts)}")
+            print(f"{summary(counts)}; next {number}", flush=True)
+    print(f"seed {seed}, from {options.first} to before {number}, {counts.total()} cases\n{summary(counts)}")
     return finds
 
 
@@ -156,17 +198,12 @@ def summary(counts):
 
 
 def replay(options, comparison):
-    finds = 0
+    finds, known = 0, all_fixtures(comparison)
     for path in options.replay:
         record = json.loads(path.read_text())
-        folder = MODELS / record["fixture"]
+        fixture = known[record["fixture"]]
         files = {name: content and base64.b64decode(content) for name, content in record["files"].items()}
-        kind = kinds.kind_of(folder)
-        usable = [
-            reference for reference in comparison.references
-            if comparison.outcome(folder, {}, kind, [reference])[0] == "equal"
-        ]
-        outcome, details = comparison.outcome(folder, files, kind, usable)
+        outcome, details = comparison.outcome(fixture.folder, files, fixture.kind, fixture.usable)
         print(f"{outcome}: {record['fixture']}: {record['change']}\n    {json.dumps(details, ensure_ascii=False)[:1500]}", flush=True)
         finds += outcome in ("DIFFERS", "BROKEN")
     return finds

@@ -46,6 +46,8 @@ def kind_of(folder):
     head = (config.get("architectures") or [""])[0]
     if "SpladePooling" in modules or "Router" in modules:
         return "sparse"
+    if "LogitScore" in modules:
+        return "ranker"
     if modules:
         return "embedder"
     if not (folder / "config.json").is_file():
@@ -123,9 +125,13 @@ def values(kind, bodies):
         return {f"pair {place}": rows and ordered(rows) for place, rows in enumerate(bodies)}
     if kind == "tagger":
         return {"entities": bodies[0]}
-    # Slow tokenizers strip texts.
-    texts = lambda rows: rows and [next(iter(row.values())).strip() for row in rows]
+    # Of several texts, the first. Slow tokenizers strip texts.
+    texts = lambda rows: rows and [next(iter(first(row).values())).strip() for row in rows]
     return {json.dumps(options): texts(rows) for options, rows in zip(OPTIONS, bodies)}
+
+
+def first(row):
+    return row[0] if isinstance(row, list) else row
 
 
 def normalized(vector):

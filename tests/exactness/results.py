@@ -4,7 +4,7 @@ import json
 
 import torch
 import transformers
-from kinds import LANGUAGES, OPTIONS, PAIRS, SOURCES, TEXTS, normalized, sources, task_of
+from kinds import LANGUAGES, OPTIONS, PAIRS, SOURCES, TEXTS, first, normalized, sources, task_of
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
     AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, pipeline,
@@ -104,13 +104,13 @@ def generator(folder, name):
     pipe = pipeline(task, **parts)
     key = "summary_text" if task == "summarization" else "generated_text"
     # Each text alone, as padding is no part of the comparison.
-    return {json.dumps(options): [row[key].strip() for row in pipe(SOURCES, batch_size=1, **options)] for options in OPTIONS}
+    return {json.dumps(options): [first(row)[key].strip() for row in pipe(SOURCES, batch_size=1, **options)] for options in OPTIONS}
 
 
 def generated(parts, all_options, of_task, name):
     """Texts by `generate`."""
     model, tokenizer = parts["model"], parts["tokenizer"]
-    first = target_of(model, tokenizer, name)
+    target = target_of(model, tokenizer, name)
     prefix = of_task.get("prefix", getattr(model.config, "prefix", None)) or ""
     of_task = {key: value for key, value in of_task.items() if key != "prefix"}
     texts = {}
@@ -119,7 +119,7 @@ def generated(parts, all_options, of_task, name):
         for text in sources(name):
             encoding = tokenizer(prefix + text, return_tensors="pt")
             encoding.pop("token_type_ids", None)
-            ids = model.generate(**encoding, **first, **{**of_task, **options})
+            ids = model.generate(**encoding, **target, **{**of_task, **options})
             text = tokenizer.decode(ids[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
             rows.append(text.strip())
         texts[json.dumps(options)] = rows

@@ -75,6 +75,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         max_tokens: 12,
         default_prompt,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
+        unpooled: None,
     };
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();

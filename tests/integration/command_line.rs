@@ -18,6 +18,7 @@ use kivu::{backend::onnx::library, config::Config, repository::manifest::Precisi
 use serde_json::Value;
 
 use crate::{
+    building::{copy, edit},
     live::succeed,
     models::{build_request, fixtures, library_path, request, runtime},
     serving::{self, Server},
@@ -179,7 +180,7 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     other.args(["--precision", "int8"]).current_dir(folder.path()).env("XDG_CACHE_HOME", &cache);
     let refusal = String::from_utf8(other.output().unwrap().stderr).unwrap();
     assert!(
-        refusal.starts_with("error: expected `tiny-bert` to have been built for this task and precision"),
+        refusal.starts_with("error: expected `tiny-bert` to have been built with these options"),
         "{refusal}"
     );
     let mut serve = serving::kivu(Path::new("tiny-bert"));
@@ -325,6 +326,41 @@ fn init_writes_all_documented_keys_with_their_defaults() {
     let configuration = Config::load(Some(&path), &BTreeMap::new()).unwrap();
     let models: Vec<_> = configuration.models.iter().map(|model| model.path.to_str().unwrap()).collect();
     assert_eq!(models, ["minilm", "a/b"]);
+}
+
+/// A model with an unknown key is served and run with the key allowed, and not by a bundle that was built without it.
+#[test]
+fn keys_are_allowed_wherever_a_model_is_built() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    copy(&fixtures().join("models/tiny-bert-sentiment"), &model);
+    fs::write(folder.path().join("in.csv"), "text\nhello\n").unwrap();
+    let batch = |out: &str, allow: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+        command.args(["batch", "in.csv", out, "--precision", "fp32", "--model"]).arg(&model);
+        command.args(allow.iter().flat_map(|key| ["--allow", key])).current_dir(folder.path());
+        command.env("KIVU_HOME", folder.path().join("home"));
+        command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).stdin(Stdio::null()).output().unwrap()
+    };
+    let error = |output: Output| String::from_utf8(output.stderr).unwrap();
+    assert!(batch("plain.csv", &[]).status.success());
+    let refusal = error(batch("never.csv", &["new_key"]));
+    assert!(
+        refusal.contains("expected `--allow` with a key of the model's files, but found `new_key`"),
+        "{refusal}"
+    );
+    edit(&model.join("config.json"), "\"hidden_act\"", "\"new_key\": 1, \"hidden_act\"");
+    let refusal = error(batch("refused.csv", &[]));
+    assert!(refusal.contains("use `--allow new_key`"), "{refusal}");
+    let output = batch("allowed.csv", &["new_key"]);
+    assert!(output.status.success(), "{}", error(output));
+    // The bundle that was built at the user's risk is used without the option, as one of `kivu build --allow` is.
+    assert!(batch("again.csv", &[]).status.success());
+    let refusal = error(batch("others.csv", &["other_key"]));
+    assert!(refusal.contains("but found `other_key`"), "{refusal}");
 }
 
 /// Timeout for a test that waits for a connection.

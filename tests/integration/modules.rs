@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Backend, Deadline, Engine},
-    pipeline::{Task, pooling::cosine},
+    pipeline::{Input, Task, embedding::EmbeddingOptions, pooling::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::Tensor,
     tokenizer::{Side, Truncation},
@@ -24,6 +24,8 @@ const TOLERANCE: f32 = 2e-5;
 #[derive(Deserialize)]
 struct Case {
     text: String,
+    /// Name of the text's prompt.
+    prompt: Option<String>,
     embedding: Vec<f32>,
 }
 
@@ -61,7 +63,8 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
             "{name}"
         );
         for case in &cases {
-            let found = pipeline(&model).embed(text(&case.text), &options(), deadline()).await.unwrap();
+            let options = EmbeddingOptions { prompt_name: case.prompt.clone(), ..options() };
+            let found = pipeline(&model).embed(text(&case.text), &options, deadline()).await.unwrap();
             let difference = difference(&found.vectors[0], &case.embedding);
             if difference > TOLERANCE * case.embedding.iter().fold(1.0, |most, value| value.abs().max(most)) {
                 failures.push(format!("{name}: {:?}: off by {difference}", case.text));
@@ -69,6 +72,32 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Pooling leaves out the tokens of a prompt, in batches of texts with different lengths; token ids have no prompt.
+#[tokio::test]
+async fn prompts_are_not_pooled_in_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("dense-without-prompt", folder.path(), Precision::Fp32) else { return };
+    let unpooled = bundle.manifest().embedding.as_ref().unwrap().unpooled.as_ref().unwrap();
+    assert_eq!(unpooled.keys().collect::<Vec<_>>(), ["document", "query"]);
+    let (model, tokenizer) = (serve(&bundle.path("")).unwrap(), bundle.tokenizer().unwrap());
+    let cases: Vec<Case> = goldens().remove("dense-without-prompt").unwrap();
+    for prompt in [None, Some("query".to_owned())] {
+        let cases: Vec<_> = cases.iter().filter(|case| case.prompt == prompt).collect();
+        let texts = cases.iter().map(|case| Input::Text(case.text.clone())).collect();
+        let options = EmbeddingOptions { prompt_name: prompt, ..options() };
+        let found = pipeline(&model).embed(texts, &options, deadline()).await.unwrap();
+        for (case, found) in cases.iter().zip(&found.vectors) {
+            let difference = difference(found, &case.embedding);
+            assert!(difference < TOLERANCE, "{:?} {:?}: {difference}", case.prompt, case.text);
+        }
+    }
+    let plain = cases.iter().find(|case| case.prompt.is_none()).unwrap();
+    let ids = tokenizer.encode(&plain.text, 48, Truncation::At(Side::Right)).unwrap().ids;
+    let options = EmbeddingOptions { prompt_name: Some("query".to_owned()), ..options() };
+    let found = pipeline(&model).embed(vec![Input::Ids(ids)], &options, deadline()).await.unwrap();
+    assert!(difference(&found.vectors[0], &plain.embedding) < TOLERANCE);
 }
 
 /// In int8, a single pooling and layers after it run in the native engine; token layers do not.
@@ -169,8 +198,12 @@ fn unusable_modules_are_refused_by_name() {
             edit(
                 &model.join("1_Pooling/config.json"),
                 "\"include_prompt\": true",
-                "\"include_prompt\": false",
+                "\"include_prompt\": null",
             );
+        }),
+        refusal("without-prompt", &|model| {
+            let settings = model.join("config_sentence_transformers.json");
+            edit(&settings, "passage: ", &"passage ".repeat(100));
         }),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
@@ -185,6 +218,7 @@ fn unusable_modules_are_refused_by_name() {
     cannot read `[folder]/model/4_Dense/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a PyTorch checkpoint: invalid Zip archive: Could not find EOCD
     expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings` in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
     expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but found `min`
-    expected `include_prompt` true, but found false: pooling without the prompt is not supported
+    expected `include_prompt` true or false, but found null
+    expected a prompt `document` of less than 48 tokens, the most of a text, and without a special token at its end, since it is not pooled, but found 48 tokens
     ");
 }

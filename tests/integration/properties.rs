@@ -101,6 +101,7 @@ fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
         max_tokens: 24,
         default_prompt: None,
         prompts: [].into(),
+        unpooled: None,
     };
     EmbeddingPipeline::new(tokenizer("tiny-bert"), backend, settings).unwrap()
 }

@@ -127,7 +127,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let path = resolve(&arguments.bundle, Options::of(config), config)?;
+    let path = resolve(&arguments.bundle, &Options::of(config), config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
     let mut figures = vec![Figure::new("start to first response, median", MS, start_ms, None)];
@@ -136,7 +136,7 @@ fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
         _ => {
             let baseline = match &arguments.baseline {
-                Some(baseline) => &Bundle::open(&resolve(baseline, Options::of(config), config)?)?,
+                Some(baseline) => &Bundle::open(&resolve(baseline, &Options::of(config), config)?)?,
                 None => &bundle,
             };
             speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?

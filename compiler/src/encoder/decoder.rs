@@ -28,6 +28,17 @@ const GENERATOR: &str = "ForCausalLM";
 const JUDGE: &str =
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
 
+/// Parts of the template on single lines.
+const PARTS: [&str; 7] = [
+    JUDGE,
+    "Note that the answer can only be",
+    INSTRUCTION,
+    "<Instruct>: ",
+    "<Query>: ",
+    "<Document>: ",
+    "<think>",
+];
+
 /// Default instruction by Qwen3-Reranker's authors.
 const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
@@ -90,7 +101,7 @@ pub(super) fn head(
 
 /// Tokens for the logit comparison, if the model ranks: named by its files, or `yes` and `no`.
 fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Option<[u32; 2]>> {
-    if let Some(tokens) = logit_score(&plan.folder, JUDGE)? {
+    if let Some(tokens) = logit_score(&plan.folder, &PARTS)? {
         return Ok(Some(tokens));
     }
     if has_pooling(&plan.folder) || !config.facts.architecture.ends_with(GENERATOR) {

@@ -69,6 +69,11 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
 fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
     let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
+    if settings.unpooled.is_some() {
+        return Err(Error::model(
+            "expected `include_prompt` true in the pooling of an export, but found false; build from the weights",
+        ));
+    }
     let read = settings.dense.as_ref().map_or("", |dense| dense.output.as_str());
     let has =
         |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);

@@ -292,8 +292,8 @@ const CLASSES: [&str; 22] = [
     "XLNetTokenizer",
 ];
 
-/// Classes that put language tokens around texts, or have no `tokenizer.json`. Only translators' tokenizers are built
-/// like these classes'.
+/// Translators' classes, which put language tokens around texts, or have no `tokenizer.json`. Translators are built like
+/// these only, whatever class is named.
 const TRANSLATORS: [(&str, &str); 5] = [
     ("m2m_100", "M2M100Tokenizer"),
     ("m2m_100", "NllbTokenizer"),
@@ -304,7 +304,10 @@ const TRANSLATORS: [(&str, &str); 5] = [
 
 /// Whether a class, without the `Fast` at its end, is supported.
 pub(super) fn is_known(class: &str, model_type: &str) -> bool {
-    CLASSES.contains(&class) || TRANSLATORS.contains(&(model_type, class))
+    match TRANSLATORS.iter().any(|(translator, _)| *translator == model_type) {
+        true => TRANSLATORS.contains(&(model_type, class)),
+        false => CLASSES.contains(&class),
+    }
 }
 
 /// Rules for a class, without the `Fast` at its end.
@@ -315,5 +318,17 @@ pub(super) fn class(class: &str) -> &'static Rules {
         "LlamaTokenizer" | "GemmaTokenizer" => &LLAMA,
         "T5Tokenizer" => &T5,
         _ => &OTHER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn translators_have_classes_of_their_own() {
+        assert!(is_known("MarianTokenizer", "marian") && is_known("NllbTokenizer", "m2m_100"));
+        assert!(!is_known("XLNetTokenizer", "marian") && !is_known("AlbertTokenizer", "mbart"));
+        assert!(is_known("XLNetTokenizer", "bert") && !is_known("MarianTokenizer", "bert"));
     }
 }

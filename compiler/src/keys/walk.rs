@@ -19,7 +19,7 @@ use crate::{
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
-    sentence_transformers::TRANSFORMER,
+    sentence_transformers::{TEMPLATE, TRANSFORMER},
     tokenizer_config,
 };
 use kivu::{
@@ -215,31 +215,51 @@ impl Walk<'_> {
         self.check_file(&self.root.join(SETTINGS), &[&modules::SETTINGS])?;
         self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
         let paths: Vec<PathBuf> = TRANSFORMER.iter().map(|name| transformer.join(name)).collect();
-        match paths.iter().find(|path| path.is_file()) {
-            Some(path) => {
-                self.check_file(path, &[&modules::TRANSFORMER])?;
-                self.task(path)
-            }
-            None => Ok(()),
+        let found = paths.iter().find(|path| path.is_file());
+        if let Some(path) = found {
+            self.check_file(path, &[&modules::TRANSFORMER])?;
         }
+        self.task(found.unwrap_or(&paths[0]))?;
+        self.chat_template(transformer)
+    }
+
+    /// Refuses a chat template next to an embedder without a module list: sentence-transformers puts all texts into it.
+    fn chat_template(&mut self, transformer: &Path) -> Result<()> {
+        const OTHERS: [&str; 3] = ["ForCausalLM", "ForSequenceClassification", "ForTokenClassification"];
+        let config = ConfigFile::open_or_empty(transformer, ConfigFile::NAME)?;
+        let is_embedder = !OTHERS.iter().any(|class| config.architecture().ends_with(class));
+        if !is_embedder || !module_list::modules(self.root)?.is_empty() {
+            return Ok(());
+        }
+        let expected = "no chat template in a model of vectors without `modules.json`";
+        let settings = ConfigFile::open_or_empty(transformer, tokenizer_config::NAME)?;
+        if let Some(template) = settings.get::<Value>("chat_template")? {
+            self.allowed.pass(tokenizer_config::NAME, ("chat_template", &template), expected)?;
+        }
+        if transformer.join(TEMPLATE).is_file() {
+            return Err(Error::model(format!("expected {expected}, but found `{TEMPLATE}`; remove it")));
+        }
+        Ok(())
     }
 
     /// Refuses a model saved for a different class, for which sentence-transformers does not use the listed modules.
     /// `ColBERT` is PyLate's.
     fn model_class(&mut self) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
-        let classes: &[&str] =
-            match module_list::modules(self.root)?.iter().any(|module| module.class() == "Pooling") {
-                true => &["SentenceTransformer"],
-                false => {
-                    &["ColBERT", "CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"]
-                }
-            };
+        let modules = module_list::modules(self.root)?;
+        let has = |class: &str| modules.iter().any(|module| module.class() == class);
+        // Models saved for another class than `CrossEncoder` get a default `LogitScore`.
+        let is_required = has("LogitScore");
+        let classes: &[&str] = match has("Pooling") {
+            true => &["SentenceTransformer"],
+            false if is_required => &["CrossEncoder"],
+            false => {
+                &["ColBERT", "CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"]
+            }
+        };
         // A null `model_type` is refused, too.
-        match fields
-            .get("model_type")
-            .filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class)))
-        {
+        let class = fields.get("model_type").or(is_required.then_some(&Value::Null));
+        match class.filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class))) {
             None => Ok(()),
             Some(found) => {
                 let expected = format!("a `model_type` of {}", quoted(classes));
@@ -265,16 +285,27 @@ impl Walk<'_> {
             value.filter(|value| !value.is_null() && *value != expected).cloned()
         };
         let name = self.name(path);
-        if let Some(found) = own(fields.get("transformer_task"), task) {
+        let own_task = fields.get("transformer_task").unwrap_or(&Value::Null);
+        // By default, a `Transformer` has no head.
+        let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer")?;
+        if lacks_head || own(Some(own_task), task).is_some() {
             let expected = format!("`transformer_task` `{task}` before these modules");
-            self.allowed.pass(&name, ("transformer_task", &found), &expected)?;
+            self.allowed.pass(&name, ("transformer_task", own_task), &expected)?;
         }
-        let of_text = fields.get("modality_config").and_then(|modalities| modalities.get("text"));
-        if let Some(found) = own(of_text.and_then(|text| text.get("method_output_name")), output) {
+        let modality = |name| fields.get("modality_config").and_then(|modalities| modalities.get(name));
+        if let Some(found) = own(modality("text").and_then(|text| text.get("method_output_name")), output) {
             let expected = format!("`method_output_name` `{output}` before these modules");
             self.allowed.pass(&name, ("method_output_name", &found), &expected)?;
         }
-        Ok(())
+        // With it, texts are put into the chat template, which is not run; Qwen3-Reranker's is known.
+        let message = modality("message").unwrap_or(&Value::Null);
+        match (task == "text-generation", message.is_null()) {
+            (true, true) => self.allowed.pass(&name, ("message", message), "`message` in `modality_config`"),
+            (false, false) => {
+                self.allowed.pass(&name, ("message", message), "no `message` in `modality_config`")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -425,6 +456,29 @@ mod tests {
         expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: decoder`, but found `new_key` true
         expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: model`, but found `new_key` true
         ");
+    }
+
+    #[test]
+    fn settings_that_sentence_transformers_infers_are_refused() {
+        let models = published("models.json");
+        let refusal = |files: &BTreeMap<String, Value>| {
+            let refusal = check_files(Kind::Encoder, files, &[]).unwrap_err().to_string();
+            refusal.split_once("; ").unwrap().0.to_owned()
+        };
+        let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
+        let mut plain = embedder.clone();
+        plain.get_mut("tokenizer_config.json").unwrap()["chat_template"] = json!("{{ messages }}");
+        check_files(Kind::Encoder, &plain, &[]).unwrap();
+        plain.remove("modules.json");
+        let mut message = embedder.clone();
+        let text = json!({"method": "forward", "method_output_name": "last_hidden_state"});
+        message.get_mut("sentence_bert_config.json").unwrap()["modality_config"] =
+            json!({"text": text, "message": text});
+        let mut sparse = models["naver/splade-cocondenser-ensembledistil"].files.clone();
+        sparse.get_mut("modules.json").unwrap()[0]["type"] =
+            json!("sentence_transformers.models.Transformer");
+        let refusals = [plain, message, sparse].map(|files| refusal(&files));
+        insta::assert_snapshot!(refusals.join("\n"), @"");
     }
 
     #[test]

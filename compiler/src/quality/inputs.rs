@@ -3,6 +3,7 @@
 use kivu::{
     backend::{Signature, TensorSpec},
     error::{Error, Result},
+    pipeline::POOLING_MASK,
     tensor::Tensor,
     tokenizer::Encoding,
 };
@@ -14,14 +15,12 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
         let values = match input.name.as_str() {
             "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
             "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
-            "attention_mask" => {
-                let attended = encoding.len() - encoding.unattended;
-                (0..encoding.len()).map(|token| i64::from(token < attended)).collect()
-            }
+            "attention_mask" => encoding.mask().collect(),
+            POOLING_MASK => encoding.pooling_mask().collect(),
             other => {
                 return Err(Error::model(format!(
-                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, but found \
-                     `{other}`"
+                    "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, \
+                     `{POOLING_MASK}`, but found `{other}`"
                 )));
             }
         };

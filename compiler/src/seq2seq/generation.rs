@@ -34,11 +34,14 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
     })
 }
 
-/// Refuses tokens in `generation` beyond the model's `rows`, and start or end tokens that the tokenizer does not
+/// Refuses tokens in `generation` beyond the model's `rows`, and start, end or padding tokens that the tokenizer does not
 /// treat as special, since they would be decoded into texts.
 pub(super) fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
     let special = special_ids(tokenizer)?;
-    let ends = [("decoder_start_token_id", generation.decoder_start_token_id)];
+    let ends = [
+        ("decoder_start_token_id", generation.decoder_start_token_id),
+        ("pad_token_id", generation.pad_token_id),
+    ];
     let ends = ends.into_iter().chain(generation.eos_token_ids.iter().map(|id| ("eos_token_id", *id)));
     if let Some((name, id)) = ends.clone().find(|(_, id)| !special.contains(id)) {
         return Err(Error::model(format!(
@@ -48,8 +51,7 @@ pub(super) fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], ro
     }
     let options = &generation.defaults;
     let forced = options.forced_eos_token_id.iter().flat_map(|ids| ids.as_slice());
-    let others = [("pad_token_id", generation.pad_token_id)].into_iter();
-    let others = others.chain(options.forced_bos_token_id.map(|id| ("forced_bos_token_id", id)));
+    let others = options.forced_bos_token_id.map(|id| ("forced_bos_token_id", id)).into_iter();
     let mut others = others.chain(forced.map(|id| ("forced_eos_token_id", *id))).chain(ends);
     let is_known = |id: i64| usize::try_from(id).is_ok_and(|id| id < rows);
     match others.find(|(_, id)| !is_known(*id)) {
@@ -188,7 +190,10 @@ mod tests {
 
     #[test]
     fn tokens_at_the_ends_of_texts_are_special_and_known() {
-        let tokenizer = json!({"added_tokens": [{"id": 2, "special": true}, {"id": 3, "special": false}]});
+        let tokens = json!([
+            {"id": 2, "special": true}, {"id": 3, "special": false}, {"id": 4, "special": true},
+        ]);
+        let tokenizer = json!({"added_tokens": tokens});
         let check = |start: i64, end: i64, pad: i64| {
             let settings = GenerationSettings {
                 decoder_start_token_id: start,
@@ -199,12 +204,13 @@ mod tests {
             };
             check_tokens(&settings, tokenizer.to_string().as_bytes(), 4)
         };
-        check(2, 2, 3).unwrap();
-        let refusals = [check(3, 2, 3), check(2, 0, 3), check(2, 2, 4)];
+        check(2, 2, 2).unwrap();
+        let refusals = [check(3, 2, 2), check(2, 0, 2), check(2, 2, 3), check(2, 2, 4)];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @"
         expected a special token as `decoder_start_token_id`, but found 3, which is not among `added_tokens` with `special` true in the tokenizer
         expected a special token as `eos_token_id`, but found 0, which is not among `added_tokens` with `special` true in the tokenizer
+        expected a special token as `pad_token_id`, but found 3, which is not among `added_tokens` with `special` true in the tokenizer
         expected a `pad_token_id` below 4, the model's ids, but found 4
         ");
     }

@@ -23,6 +23,10 @@ const VOCABULARY: &str = "vocab.json";
 const OWN_PIECES: &str = "spiece.model";
 /// End-of-text token.
 const END: &str = "</s>";
+/// Padding.
+const PAD: &str = "<pad>";
+/// The token for unknown pieces.
+const UNKNOWN: &str = "<unk>";
 /// Its id in families with shifted ids.
 const END_ID: i64 = 2;
 /// Name prefix for T5's sentinel tokens, which follow its pieces in descending order.
@@ -296,7 +300,7 @@ impl Config {
                 tokens.insert(content.to_owned(), Token::new(*id, true));
             }
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown()?, size, end: None }.checked()
     }
 
     /// mBART's vocabulary: pieces, then languages, and the mask token.
@@ -329,7 +333,7 @@ impl Config {
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
             tokens.insert((*content).to_owned(), Token::new(id, true));
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: None }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown()?, size, end: None }.checked()
     }
 
     /// T5's vocabulary: pieces with SentencePiece ids, then sentinel tokens.
@@ -343,12 +347,12 @@ impl Config {
         } else {
             self.tokens(0)
         };
-        for content in ["<pad>", END, "<unk>"] {
+        for content in [PAD, END, UNKNOWN] {
             if let Some(id) = ids.get(content) {
                 tokens.insert(content.to_owned(), Token::new(*id, true));
             }
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown()?, size, end: Some(END) }.checked()
     }
 
     /// Pegasus' vocabulary: its pieces' ids plus an offset. The ids before belong to training tokens.
@@ -359,14 +363,14 @@ impl Config {
         }
         let shifted = pieces.pieces().zip(offset..).skip(2);
         let ids: BTreeMap<String, u32> = shifted.map(|(piece, id)| (piece.to_owned(), id)).collect();
-        let named = ["<pad>", END, "<mask_1>", "<mask_2>"].map(str::to_owned).into_iter();
+        let named = [PAD, END, "<mask_1>", "<mask_2>"].map(str::to_owned).into_iter();
         let others = (2..offset).map(|number| format!("<unk_{number}>"));
         let mut tokens: BTreeMap<String, Token> =
             named.chain(others).zip(0..offset).map(|(name, id)| (name, Token::new(id, true))).collect();
-        if let Some(id) = ids.get("<unk>") {
-            tokens.insert("<unk>".to_owned(), Token::new(*id, true));
+        if let Some(id) = ids.get(UNKNOWN) {
+            tokens.insert(UNKNOWN.to_owned(), Token::new(*id, true));
         }
-        Vocabulary { ids, tokens, unknown: self.unknown(), size, end: Some(END) }.checked()
+        Vocabulary { ids, tokens, unknown: self.unknown()?, size, end: Some(END) }.checked()
     }
 
     /// Tokens that are never split: listed with their ids, or else language tokens with ids from `next` on.
@@ -385,21 +389,33 @@ impl Config {
     /// The special tokens.
     fn special(&self) -> impl Iterator<Item = &str> {
         let named = [&self.bos_token, &self.eos_token, &self.pad_token, &self.unk_token];
-        named.into_iter().flatten().map(Content::as_str).chain(["</s>", "<unk>", "<pad>"])
+        named.into_iter().flatten().map(Content::as_str).chain([END, UNKNOWN, PAD])
     }
 
     /// The token at the end of a translator's texts.
     fn end(&self) -> Result<&'static str> {
-        match self.eos_token.as_ref().map(Content::as_str).filter(|token| *token != END) {
-            None => Ok(END),
-            Some(found) => {
-                Err(Error::model(format!("expected `eos_token` `{END}` in `{CONFIG}`, but found `{found}`")))
-            }
-        }
+        self.check_names().map(|()| END)
     }
 
-    fn unknown(&self) -> String {
-        self.unk_token.as_ref().map_or("<unk>", Content::as_str).to_owned()
+    fn unknown(&self) -> Result<String> {
+        self.check_names().map(|()| UNKNOWN.to_owned())
+    }
+
+    /// Refuses tokens with other names than SentencePiece's.
+    fn check_names(&self) -> Result<()> {
+        let named = [
+            ("eos_token", &self.eos_token, END),
+            ("pad_token", &self.pad_token, PAD),
+            ("unk_token", &self.unk_token, UNKNOWN),
+        ];
+        for (key, token, expected) in named {
+            if let Some(found) = token.as_ref().map(Content::as_str).filter(|token| *token != expected) {
+                return Err(Error::model(format!(
+                    "expected `{key}` `{expected}` in `{CONFIG}`, but found `{found}`"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Maximum number of tokens; "no limit" is written as an enormous number.

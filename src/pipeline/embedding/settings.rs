@@ -60,6 +60,8 @@ pub struct EmbeddingSettings {
     pub default_prompt: Option<String>,
     /// The texts that are put before inputs, by name.
     pub prompts: BTreeMap<String, String>,
+    /// The number of each prompt's tokens, which pooling leaves out; `None` if it includes prompts.
+    pub unpooled: Option<BTreeMap<String, usize>>,
 }
 
 /// Dense vector settings: the graph output, and how it is pooled.
@@ -87,6 +89,7 @@ struct Table {
     default_prompt: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     prompts: BTreeMap<String, String>,
+    unpooled: Option<BTreeMap<String, usize>>,
     sparse: Option<SparseSettings>,
     multi_vector: Option<Box<MultiVectorSettings>>,
 }
@@ -95,7 +98,7 @@ impl TryFrom<Table> for EmbeddingSettings {
     type Error = String;
 
     fn try_from(table: Table) -> Result<Self, String> {
-        let Table { max_tokens, default_prompt, prompts, sparse, multi_vector, .. } = table;
+        let Table { max_tokens, default_prompt, prompts, unpooled, sparse, multi_vector, .. } = table;
         let dense = match (table.output, table.pooling, table.normalize, table.dimensions) {
             (Some(output), Some(pooling), Some(normalize), Some(dimensions)) => {
                 Some(DenseSettings { output, pooling, normalize, dimensions })
@@ -109,13 +112,19 @@ impl TryFrom<Table> for EmbeddingSettings {
                 );
             }
         };
-        Ok(Self { dense, sparse, multi_vector, max_tokens, default_prompt, prompts })
+        let is_uncounted =
+            |counts: &BTreeMap<String, usize>| prompts.keys().any(|name| !counts.contains_key(name));
+        if unpooled.as_ref().is_some_and(is_uncounted) {
+            return Err("expected a number in `unpooled` for each of `prompts`, but found fewer".to_owned());
+        }
+        Ok(Self { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled })
     }
 }
 
 impl From<EmbeddingSettings> for Table {
     fn from(settings: EmbeddingSettings) -> Self {
-        let EmbeddingSettings { dense, sparse, multi_vector, max_tokens, default_prompt, prompts } = settings;
+        let EmbeddingSettings { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled } =
+            settings;
         let (mut output, mut pooling, mut normalize, mut dimensions) = (None, None, None, None);
         if let Some(dense) = dense {
             output = Some(dense.output);
@@ -131,6 +140,7 @@ impl From<EmbeddingSettings> for Table {
             max_tokens,
             default_prompt,
             prompts,
+            unpooled,
             sparse,
             multi_vector,
         }
@@ -182,15 +192,29 @@ impl EmbeddingSettings {
 
     /// The prompt with this name or for this role, or the default prompt.
     pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
+        Ok(self.find_prompt(name)?.map(|(_, prompt)| prompt.as_str()))
+    }
+
+    /// The number of tokens that pooling leaves out in texts with this prompt, as in [`prompt`](Self::prompt).
+    pub(in crate::pipeline) fn unpooled(&self, name: Option<&str>) -> Result<usize> {
+        let Some(counts) = &self.unpooled else { return Ok(0) };
+        let found = self.find_prompt(name)?.map(|(name, _)| counts.get(name).copied().ok_or(name));
+        found.unwrap_or(Ok(0)).map_err(|name| {
+            Error::model(format!("expected a number for the prompt `{name}` in `unpooled`, but found none"))
+        })
+    }
+
+    /// A prompt with its name.
+    fn find_prompt(&self, name: Option<&str>) -> Result<Option<(&String, &String)>> {
         let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
         let prompts = &self.prompts;
-        let of_role = || prompts.get(roles::prompt(prompts, name).ok()??);
-        let prompt = prompts.get(name).or_else(of_role).map(String::as_str);
+        let of_role = || prompts.get_key_value(roles::prompt(prompts, name).ok()??);
+        let prompt = prompts.get_key_value(name).or_else(of_role);
         if prompt.is_some() {
             return Ok(prompt);
         }
         if self.has_roles() && roles::text_role(name).is_some() {
-            return Ok(self.default_prompt.as_ref().and_then(|name| prompts.get(name)).map(String::as_str));
+            return Ok(self.default_prompt.as_ref().and_then(|name| prompts.get_key_value(name)));
         }
         let known: Vec<_> = prompts.keys().collect();
         let known = if known.is_empty() { "none".into() } else { quoted(&known) };
@@ -263,6 +287,20 @@ mod tests {
         let partial = DENSE.replace("pooling = \"cls\"\n", "");
         assert!(toml::from_str::<EmbeddingSettings>(&partial).is_err());
         assert!(toml::from_str::<EmbeddingSettings>("max_tokens = 16").is_err());
+    }
+
+    #[test]
+    fn unpooled_tokens_are_counted_for_each_prompt() {
+        let counted = "default_prompt = \"query\"\n\n[prompts]\nquery = \"Q: \"\n\n[unpooled]\nquery = 4\n";
+        let settings: EmbeddingSettings = toml::from_str(&format!("{DENSE}{counted}")).unwrap();
+        assert_eq!((settings.unpooled(None).unwrap(), settings.unpooled(Some("query")).unwrap()), (4, 4));
+        assert!(settings.unpooled(Some("other")).is_err());
+        assert_eq!(toml::to_string(&settings).unwrap(), format!("{DENSE}{counted}"));
+        let fewer = format!("{DENSE}{counted}").replace("query = 4", "");
+        insta::assert_snapshot!(
+            toml::from_str::<EmbeddingSettings>(&fewer).unwrap_err().message(),
+            @"expected a number in `unpooled` for each of `prompts`, but found fewer"
+        );
     }
 
     #[test]
