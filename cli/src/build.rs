@@ -19,7 +19,7 @@ use super::{
     terminal::{Progress, print},
 };
 use kivu::{
-    config::{Config, EngineChoice},
+    config::{Config, EngineChoice, InstructionSet, parse_instructions},
     error::{Error, Result},
     pipeline::Task,
     repository::manifest::Precision,
@@ -69,6 +69,10 @@ pub(super) struct Arguments {
     /// The engine for an int8 encoder [default: as in kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
+    /// The native engine's instructions: avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable [default: as
+    /// in kivu.toml, or the fastest that this processor has]
+    #[arg(long, value_name = "SET", value_parser = parse_instructions)]
+    pub(super) instructions: Option<InstructionSet>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
@@ -135,7 +139,7 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 /// the bundle by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let Arguments { source, out, name, task, precision, engine, allow, json } = arguments;
+    let Arguments { source, out, name, task, precision, engine, allow, json, .. } = arguments;
     let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress, allow: &allow };
     let options = Options { task, precision, engine: engine.unwrap_or(config.engine) };
     if out.is_some() || name.is_some() {

@@ -22,7 +22,7 @@ use super::{
 use kivu::{
     api::{App, BindScope, Guard, below, router},
     backend::MappedFiles,
-    config::{Config, EngineChoice, parse_address},
+    config::{Config, EngineChoice, InstructionSet, parse_address, parse_instructions},
     error::{Error, Result},
     model::Model,
     pipeline::Task,
@@ -66,6 +66,10 @@ pub(super) struct Arguments {
     /// The engine for local models [default: as in kivu.toml, or auto]
     #[arg(long)]
     engine: Option<EngineChoice>,
+    /// The native engine's instructions: avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable [default: as
+    /// in kivu.toml, or the fastest that this processor has]
+    #[arg(long, value_name = "SET", value_parser = parse_instructions)]
+    pub(super) instructions: Option<InstructionSet>,
     /// The task for models that are built [default: as in their files]
     #[arg(long)]
     task: Option<Task>,

@@ -78,7 +78,7 @@ impl NativeModel {
         Ok(Self {
             signature: graph::signature(&graph)?,
             program: graph::read(&graph, &files.files)?,
-            instructions: InstructionSet::detected(),
+            instructions: InstructionSet::current(),
             mapped: files.mapped,
         })
     }
@@ -87,7 +87,7 @@ impl NativeModel {
     #[cfg(test)]
     pub(super) fn of(program: Program) -> Self {
         let signature = Signature { inputs: Vec::new(), outputs: Vec::new() };
-        Self { signature, program, instructions: InstructionSet::detected(), mapped: Arc::default() }
+        Self { signature, program, instructions: InstructionSet::current(), mapped: Arc::default() }
     }
 
     /// Graph inputs and outputs.
