@@ -21,12 +21,13 @@ use std::{
 };
 
 use config::{Environment, File, FileFormat};
+pub use kivu_engine::kernel::InstructionSet;
 use serde::Deserialize;
 
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
-    choice::{EngineChoice, LogFormat, parse_address},
+    choice::{EngineChoice, LogFormat, parse_address, parse_instructions},
     hub::HubConfig,
     limits::Limits,
     memory::{memory_of, resident as resident_memory},
@@ -68,6 +69,9 @@ pub struct Config {
     pub onnxruntime: Option<PathBuf>,
     /// Engine for local models.
     pub engine: EngineChoice,
+    /// Instructions for the native engine; by default the fastest that this processor has.
+    #[serde(deserialize_with = "choice::instructions")]
+    pub instructions: Option<InstructionSet>,
     /// Rows that a model runs concurrently, each on its own thread; by default one per CPU.
     pub threads: Option<NonZeroUsize>,
     /// Log format on standard error.
@@ -108,6 +112,7 @@ impl Default for Config {
             map_weights: true,
             onnxruntime: None,
             engine: EngineChoice::default(),
+            instructions: None,
             threads: None,
             log: LogFormat::default(),
             prefix: None,
@@ -363,6 +368,22 @@ mod tests {
         assert!(load("", &[("KIVU_LIMIT__TEXTS", "1")]).unwrap_err().chain().contains("limit"));
         let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
         insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
+    }
+
+    #[test]
+    fn instructions_are_those_of_this_processor() {
+        let all: Vec<_> = InstructionSet::available().collect();
+        for set in &all {
+            let config = load("", &[("KIVU_INSTRUCTIONS", set.name())]).unwrap();
+            assert_eq!(config.instructions, Some(*set));
+        }
+        assert_eq!(load("", &[]).unwrap().instructions, None);
+        let other = if cfg!(target_arch = "x86_64") { "neon-dotprod" } else { "avx2" };
+        let error = load(&format!("instructions = '{other}'"), &[]).unwrap_err().to_string();
+        let names: Vec<_> = all.iter().map(|set| format!("`{}`", set.name())).collect();
+        let expected =
+            format!("expected instructions of this processor, {}, but found `{other}`", names.join(", "));
+        assert!(error.starts_with("invalid `instructions` in ") && error.ends_with(&expected), "{error}");
     }
 
     #[test]

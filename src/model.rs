@@ -21,7 +21,7 @@ pub use self::{
     settings::{FleetSettings, ModelSettings},
 };
 use crate::{
-    backend::{Deadline, MappedFiles},
+    backend::{Deadline, MappedFiles, native},
     config::{Config, FleetConfig, ModelConfig, Policy},
     error::{Error, Result, quoted},
     repository::{
@@ -59,6 +59,7 @@ pub struct Model {
 impl Model {
     /// Opens all models in configuration order. Models share the weights from equal files.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
+        native::use_instructions(config.instructions)?;
         let store = Store::new(config.s3.timeout());
         let mut models: Vec<Self> = Vec::new();
         let mut shared: Vec<(Placement, Loaded)> = Vec::new();

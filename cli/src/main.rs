@@ -29,7 +29,12 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use kivu::{config::Config, error::Result, telemetry};
+use kivu::{
+    backend::native,
+    config::{Config, InstructionSet},
+    error::Result,
+    telemetry,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,6 +79,19 @@ enum Command {
     Completions(completions::Arguments),
 }
 
+impl Command {
+    /// The instructions on the command line.
+    fn instructions(&self) -> Option<InstructionSet> {
+        match self {
+            Self::Serve(arguments) => arguments.build.instructions,
+            Self::Run(arguments) => arguments.build.instructions,
+            Self::Build(arguments) => arguments.build.instructions,
+            Self::Batch(arguments) => arguments.build.instructions,
+            _ => None,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     // A core dump would contain keys and request texts. Ignored if the system refuses.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
@@ -84,8 +102,10 @@ fn main() -> ExitCode {
 }
 
 fn execute(arguments: Arguments) -> Result<ExitCode> {
-    let config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    let mut config = Config::load(arguments.config.as_deref(), &Config::variables())?;
     telemetry::start_log(config.log);
+    config.instructions = arguments.command.instructions().or(config.instructions);
+    native::use_instructions(config.instructions)?;
     match arguments.command {
         Command::Batch(arguments) => batch::run(*arguments, config),
         Command::Bench(arguments) => bench::run(arguments, config),

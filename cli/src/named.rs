@@ -9,7 +9,7 @@ use super::{
     terminal::{Progress, print_aside},
 };
 use kivu::{
-    config::{Config, EngineChoice},
+    config::{Config, EngineChoice, InstructionSet, parse_instructions},
     error::{Error, Result, quoted},
     pipeline::Task,
     repository::{bundle::MANIFEST, manifest::Precision, s3::Url},
@@ -34,6 +34,10 @@ pub(super) struct BuildArguments {
     /// The engine for local encoders [default: as in kivu.toml, or auto]
     #[arg(long)]
     pub(super) engine: Option<EngineChoice>,
+    /// The native engine's instructions: avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable [default: as
+    /// in kivu.toml, or the fastest that this processor has]
+    #[arg(long, value_name = "SET", value_parser = parse_instructions)]
+    pub(super) instructions: Option<InstructionSet>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable
     #[arg(long, value_name = "KEY")]
     pub(super) allow: Vec<String>,
@@ -42,7 +46,7 @@ pub(super) struct BuildArguments {
 impl BuildArguments {
     /// With the configured engine, unless the command has one.
     pub(super) fn options(self, config: &Config) -> Options {
-        let Self { task, precision, engine, allow } = self;
+        let Self { task, precision, engine, allow, .. } = self;
         Options { task, precision, engine: engine.unwrap_or(config.engine), allow }
     }
 }

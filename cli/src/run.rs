@@ -57,7 +57,7 @@ pub(super) struct Arguments {
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     truncate: Option<bool>,
     #[command(flatten)]
-    build: BuildArguments,
+    pub(super) build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {

@@ -65,7 +65,7 @@ pub(super) struct Arguments {
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
     #[command(flatten)]
-    build: BuildArguments,
+    pub(super) build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {

@@ -55,6 +55,27 @@ pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], pos
     graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
 }
 
+/// Each token's row after as many rows before it as there are after it, `count` in all; zeros for padding and beyond the
+/// text.
+pub(super) fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) -> Value {
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let before = (count / 2) as i64;
+    let pads = graph.integers("pads", &[0, before, 0, 0, before, 0]);
+    let length = length(graph, tokens);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
+    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
+    let shifted: Vec<Value> = (0..count as i64)
+        .map(|place| {
+            let start = graph.integers(&format!("place_{place}"), &[place]);
+            let end = graph.node("Add", &[&start, &length], vec![]);
+            graph.node("Slice", &[&padded, &start, &end, &one], vec![])
+        })
+        .collect();
+    graph.node("Concat", &shifted.iter().collect::<Vec<_>>(), vec![integer("axis", -1)])
+}
+
 /// Mean over each text's tokens, without padding; zeros for a text without tokens.
 pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     mean(graph, tokens, mask)

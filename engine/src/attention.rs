@@ -4,15 +4,11 @@
 use std::ops::Range;
 
 use crate::{
-    kernel::{Kernel, LANES, Lanes, Rows},
+    distances::{DistanceTerms, HeadVectors, QUERIES},
+    kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
     math::{exp, largest, sum},
     program::{Attention, AttentionWindow, DistanceBias},
 };
-
-/// Queries computed together.
-const QUERIES: usize = 8;
-/// Columns per product.
-const COLUMNS: usize = 2 * LANES;
 
 /// One head of one text. Other heads reuse the buffers.
 #[derive(Debug, Default)]
@@ -28,6 +24,7 @@ pub(crate) struct Head {
     /// Transposed keys, in panels of 32 keys.
     panels: Vec<f32>,
     scores: Vec<f32>,
+    terms: DistanceTerms,
 }
 
 /// A head's scale, window and position bias.
@@ -45,6 +42,8 @@ enum Bias<'a> {
     Slope(f32),
     /// One value per distance, and the index for distance zero.
     Values(&'a [f32], usize),
+    /// Products with vectors for the distance.
+    Vectors(HeadVectors<'a>),
 }
 
 impl<'a> Scores<'a> {
@@ -57,6 +56,7 @@ impl<'a> Scores<'a> {
                 let count = 2 * farthest + 1;
                 Bias::Values(&values[head * count..(head + 1) * count], *farthest)
             }
+            DistanceBias::Vectors(vectors) => Bias::Vectors(HeadVectors::new(vectors, head)),
         };
         Self { scale: attention.scale, window: attention.window, bias }
     }
@@ -65,7 +65,8 @@ impl<'a> Scores<'a> {
     #[inline(always)]
     fn adjust(&self, query: usize, first_key: usize, scores: &mut [f32]) {
         match self.bias {
-            Bias::None => {}
+            // Vectors' terms are added before.
+            Bias::None | Bias::Vectors(_) => {}
             Bias::Slope(slope) => {
                 for (score, key) in scores.iter_mut().zip(first_key..) {
                     *score -= slope * key.abs_diff(query) as f32;
@@ -86,7 +87,7 @@ impl<'a> Scores<'a> {
     }
 
     fn depends_on_positions(&self) -> bool {
-        self.window != AttentionWindow::ALL || !matches!(self.bias, Bias::None)
+        self.window != AttentionWindow::ALL || matches!(self.bias, Bias::Slope(_) | Bias::Values(..))
     }
 }
 
@@ -97,9 +98,13 @@ impl Head {
     }
 
     /// Buffer size for a text with `tokens` tokens, as a count of numbers.
-    pub(crate) fn numbers(size: usize, tokens: usize) -> usize {
+    pub(crate) fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
-        tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES)
+        let terms = match bias {
+            DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens),
+            DistanceBias::None | DistanceBias::Slopes(_) | DistanceBias::Values { .. } => 0,
+        };
+        tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES) + terms
     }
 
     /// Writes each query's context, `size` numbers long, to `out`: values, weighted by softmax(scale × query · key),
@@ -122,6 +127,14 @@ impl Head {
             self.scores.resize(QUERIES * padded, 0.0);
             let scores = &mut self.scores[..rows * padded];
             score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
+            if let Bias::Vectors(vectors) = settings.bias {
+                let place = (first_query, self.queries.len() / size);
+                self.terms.compute(kernel, vectors, (queries, &self.keys, size), place);
+                for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
+                    let terms = &self.terms.row(row, keys)[from..to];
+                    scores.iter_mut().zip(terms).for_each(|(score, term)| *score += term);
+                }
+            }
             let mut inverse = [0.0; QUERIES];
             for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {
                 *inverse = softmax(kernel, scores.as_chunks_mut().0);
@@ -278,6 +291,7 @@ mod tests {
                     Bias::None => 0.0,
                     Bias::Slope(slope) => -slope * key.abs_diff(query) as f32,
                     Bias::Values(values, center) => values[center + key - query],
+                    Bias::Vectors(_) => unreachable!("its terms have a test of their own"),
                 };
                 (product * f64::from(settings.scale) + f64::from(bias)).exp()
             };

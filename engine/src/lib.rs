@@ -8,6 +8,7 @@
 
 pub mod array;
 mod attention;
+mod distances;
 pub mod kernel;
 mod linear;
 mod math;
@@ -15,3 +16,4 @@ pub mod program;
 pub mod rotary;
 pub mod run;
 pub mod similarity;
+mod spans;

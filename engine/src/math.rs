@@ -87,7 +87,7 @@ fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
 
 /// `1 / (1 + e^−x)`
 #[inline(always)]
-fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+pub(crate) fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     let one = kernel.splat(1.0);
     let power = exp(kernel, kernel.sub(kernel.splat(0.0), x));
     kernel.div(one, kernel.add(one, power))

@@ -76,6 +76,8 @@ pub enum Stage {
     Attention(Attention),
     /// A linear layer's per-output maximum over each text's tokens.
     Largest(Largest),
+    /// Scores of word spans.
+    Spans(SpanHead),
 }
 
 /// Row-wise operations, executed block by block.
@@ -115,6 +117,8 @@ pub enum RowOperation {
     },
     /// Pools a text's token rows into one; zeros without tokens.
     Pool { pooling: Pooling, input: ValueId, out: ValueId },
+    /// Joins each token's row with as many rows before it as after it, first to last; zeros beyond the text.
+    Neighbours { input: ValueId, out: ValueId },
     /// A linear layer in int8.
     Linear { input: ValueId, layer: Linear, out: ValueId },
     /// A linear layer in fp32.
@@ -272,6 +276,38 @@ pub struct Largest {
     pub out: ValueId,
 }
 
+/// Scores of each text's word spans for the labels in front of it (GLiNER).
+///
+/// A token's type is the number of the word that begins with it, or 0.
+#[derive(Debug)]
+pub struct SpanHead {
+    /// A row per token.
+    pub input: ValueId,
+    /// Values per word and label.
+    pub width: usize,
+    /// The id of the token before each label.
+    pub marker: u32,
+    /// Maximum number of words in a span.
+    pub longest: usize,
+    /// Recurrent layers over a text's words.
+    pub layers: Vec<Lstm>,
+    /// Layers on a label's vector: two, and from their result to its factors and to its bias.
+    pub labels: [Dense; 4],
+    /// Layers on a word's vector, for spans that begin and that end with it.
+    pub sides: [[Dense; 3]; 2],
+    /// A part per text: values by first word, label and length. Its width is the number of lengths.
+    pub out: ValueId,
+}
+
+/// A bidirectional LSTM layer, with the gates input, output, forget and cell.
+#[derive(Debug)]
+pub struct Lstm {
+    /// From words to both directions' gates, one after the other.
+    pub gates: Dense,
+    /// For each direction, a row per state and a column per gate and state.
+    pub states: Array<f32>,
+}
+
 /// An attention window: the tokens a query attends to, apart from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionWindow {
@@ -300,6 +336,73 @@ pub enum DistanceBias {
         /// Largest distance with its own value.
         farthest: usize,
     },
+    /// Products with vectors for the distance (DeBERTa).
+    Vectors(DistanceVectors),
+}
+
+/// Vectors for distances between a query and a key, positive if the key is before the query. Far distances share them.
+#[derive(Debug)]
+pub struct DistanceVectors {
+    /// The column of each distance in the tables, from the farthest key after a query to the farthest before it. A
+    /// distance has its predecessor's column, or the next one.
+    columns: Vec<u32>,
+    /// Number of heads in each table.
+    pub(crate) heads: usize,
+    /// Numbers per vector.
+    size: usize,
+    /// Columns in the tables, of which the last ones are padding.
+    pub(crate) width: usize,
+    /// Vectors that queries are multiplied by: for each head, a row per number of a query.
+    pub(crate) keys: Option<Array<f32>>,
+    /// Vectors that keys are multiplied by, in the same order.
+    pub(crate) queries: Option<Array<f32>>,
+}
+
+/// Tables of distance vectors, and their shape.
+#[derive(Debug)]
+pub struct DistanceTables {
+    /// Heads, numbers per vector, columns.
+    pub shape: [usize; 3],
+    /// Vectors that queries are multiplied by.
+    pub keys: Option<Array<f32>>,
+    /// Vectors that keys are multiplied by.
+    pub queries: Option<Array<f32>>,
+}
+
+impl DistanceVectors {
+    /// Joins tables with the column of each distance. `None` if the columns do not rise by 0 or 1 per distance, from an
+    /// odd number of distances, or if a product would read beyond a table.
+    pub fn new(columns: Vec<u32>, tables: DistanceTables) -> Option<Self> {
+        let DistanceTables { shape: [heads, size, width], keys, queries } = tables;
+        let rises = columns.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|step| step <= 1));
+        let end = (*columns.last()? as usize).checked_add(2 * LANES)?;
+        let numbers = heads.checked_mul(size)?.checked_mul(width)?;
+        let fits = |table: &Option<Array<f32>>| table.as_ref().is_none_or(|table| table.len() == numbers);
+        let is_valid = rises
+            && columns.len() % 2 == 1
+            && end <= width
+            && heads > 0
+            && size > 0
+            && fits(&keys)
+            && fits(&queries);
+        is_valid.then_some(Self { columns, heads, size, width, keys, queries })
+    }
+
+    /// Whether the tables are for this number of heads, and for heads of this size.
+    pub fn has_shape(&self, heads: usize, size: Option<usize>) -> bool {
+        self.heads == heads && size == Some(self.size)
+    }
+
+    /// Maximum number of tokens.
+    pub fn max_tokens(&self) -> usize {
+        self.columns.len() / 2 + 1
+    }
+
+    /// Columns for a range of distances.
+    pub(crate) fn columns_of(&self, distances: Range<isize>) -> &[u32] {
+        let zero = (self.columns.len() / 2) as isize;
+        &self.columns[(zero + distances.start) as usize..(zero + distances.end) as usize]
+    }
 }
 
 /// Table sizes and maximum text length. Ids, types and positions must be smaller.
@@ -313,6 +416,16 @@ pub struct Limits {
     pub positions: usize,
     /// Maximum text length in tokens.
     pub length: usize,
+}
+
+impl Program {
+    /// The head that scores spans, if `value` has its scores.
+    pub fn spans(&self, value: ValueId) -> Option<&SpanHead> {
+        self.stages.iter().find_map(|stage| match stage {
+            Stage::Spans(head) if head.out == value => Some(head),
+            _ => None,
+        })
+    }
 }
 
 /// Panels per task: with 768 inputs, 400 kB of weights, which fit into the second-level cache.
@@ -339,11 +452,17 @@ impl Largest {
 }
 
 impl RowOperation {
+    /// Whether it reads rows of its input that other threads may have computed.
+    pub fn reads_other_rows(&self) -> bool {
+        matches!(self, Self::Pool { .. } | Self::Neighbours { .. })
+    }
+
     /// Values the operation reads.
     pub fn inputs(&self) -> Vec<ValueId> {
         match *self {
             Self::Lookup { .. } => Vec::new(),
             Self::Pool { input, .. }
+            | Self::Neighbours { input, .. }
             | Self::Linear { input, .. }
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
@@ -361,6 +480,7 @@ impl RowOperation {
         match *self {
             Self::Lookup { out, .. }
             | Self::Pool { out, .. }
+            | Self::Neighbours { out, .. }
             | Self::Linear { out, .. }
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }

@@ -1,9 +1,6 @@
 //! Maximum vector products, for late interaction.
 
-use crate::kernel::{InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Rows};
-
-/// Columns per product.
-const COLUMNS: usize = 2 * LANES;
+use crate::kernel::{COLUMNS, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Rows};
 
 /// Query vectors, in the order in which products read them.
 #[derive(Clone, Debug)]
@@ -31,7 +28,7 @@ impl Query {
                 }
             }
         }
-        Self { panels, count, width, instructions: InstructionSet::detected() }
+        Self { panels, count, width, instructions: InstructionSet::current() }
     }
 
     /// Each query vector's maximum product with a document vector; 0 if there are none.

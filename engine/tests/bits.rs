@@ -136,10 +136,75 @@ fn program(activation: Activation) -> Program {
     }
 }
 
+/// On x86-64, by the reference in plain Rust.
+const RECORDED_DISTANCES: u64 = 0x7395_377a_efa5_0f83;
+
+/// DeBERTa's attention, with far distances that share vectors, and its convolution.
+fn program_with_distances() -> Program {
+    use RowOperation::{Dense as Project, Lookup, Neighbours, Norm as Normalize};
+    const FARTHEST: i32 = 149;
+    const NEAR: i32 = 20;
+    let random = &mut fastrand::Rng::with_seed(13);
+    let widths = [WIDTH, 3 * WIDTH, WIDTH, 3 * WIDTH, WIDTH, WIDTH];
+    let values =
+        widths.iter().enumerate().map(|(slot, width)| Value { per: Per::Token, width: *width, slot });
+    let column = |distance: i32| match distance.abs() - NEAR {
+        ..=0 => (distance + 100) as u32,
+        far => (100 + distance.signum() * (NEAR + far / 7)) as u32,
+    };
+    let shape = [HEADS, WIDTH / HEADS, 176];
+    let mut table = || Some(numbers(random, shape.iter().product()).into());
+    let tables = DistanceTables { shape, keys: table(), queries: table() };
+    let vectors = DistanceVectors::new((-FARTHEST..=FARTHEST).map(column).collect(), tables).unwrap();
+    let projected = |part| View { value: 1, offset: part * WIDTH, width: WIDTH };
+    let attention = Attention {
+        queries: projected(0),
+        keys: projected(1),
+        values: projected(2),
+        heads: HEADS,
+        key_heads: HEADS,
+        scale: 0.15,
+        rotary: None,
+        window: AttentionWindow::ALL,
+        bias: DistanceBias::Vectors(vectors),
+        out: 2,
+    };
+    let table = Table::Fp32(numbers(random, IDS * WIDTH).into());
+    let layer = linear(random, (3 * WIDTH, WIDTH), None);
+    let first =
+        vec![Lookup { table, index: Index::Id, out: 0 }, RowOperation::Linear { input: 0, layer, out: 1 }];
+    let weights = numbers(random, 3 * WIDTH * WIDTH).into();
+    let convolution = Dense { outputs: WIDTH, weights, bias: None };
+    let mut row = || lanes(&numbers(random, WIDTH)).into();
+    let norm = Norm { centers: true, gain: row(), bias: row(), epsilon: 1e-7 };
+    let input = View { value: 4, offset: 0, width: WIDTH };
+    let second = vec![
+        Neighbours { input: 0, out: 3 },
+        Project { input: 3, layer: convolution, out: 4 },
+        Normalize { input, residual: Some(2), norm, out: 5 },
+    ];
+    let load = Load { value: 2, is_last: true, heads: Some(HEADS) };
+    let stage =
+        |loads, operations, stores| Stage::Rows(RowStage { per: Per::Token, loads, operations, stores });
+    Program {
+        values: values.collect(),
+        rotaries: Vec::new(),
+        slots: widths.len(),
+        stages: vec![
+            stage(vec![], first, vec![0, 1]),
+            Stage::Attention(attention),
+            stage(vec![load], second, vec![5]),
+        ],
+        outputs: vec![5],
+        limits: Limits { ids: IDS, types: 1, positions: 512, length: 150 },
+        padding: None,
+    }
+}
+
 /// Hashes three texts' outputs, word by word (FNV-1a).
-fn hash(program: &Program, instructions: InstructionSet, hash: u64) -> u64 {
+fn hash(program: &Program, instructions: InstructionSet, lengths: [u32; 3], hash: u64) -> u64 {
     let random = &mut fastrand::Rng::with_seed(11);
-    let texts: [Text; 3] = [1, 70, 33].map(|length| {
+    let texts: [Text; 3] = lengths.map(|length| {
         let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
         Text { tokens: (0..length).map(token).collect(), attended: usize::MAX }
     });
@@ -152,12 +217,25 @@ fn hash(program: &Program, instructions: InstructionSet, hash: u64) -> u64 {
     outputs.fold(hash, |hash, value| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3))
 }
 
+/// FNV-1a's first value.
+const START: u64 = 0xcbf2_9ce4_8422_2325;
+
 #[test]
 fn programs_have_the_bits_that_were_recorded() {
     use Activation::{Gelu, GeluTanh, Relu, Swish, Tanh};
     let programs = [Gelu, GeluTanh, Relu, Swish, Tanh].map(program);
     for instructions in InstructionSet::available() {
-        let found = programs.iter().fold(0xcbf2_9ce4_8422_2325, |sum, it| hash(it, instructions, sum));
+        let hash = |sum, program| hash(program, instructions, [1, 70, 33], sum);
+        let found = programs.iter().fold(START, hash);
         assert_eq!(found, RECORDED, "{instructions}: {found:#018x}");
+    }
+}
+
+#[test]
+fn programs_with_distances_have_the_bits_that_were_recorded() {
+    let program = program_with_distances();
+    for instructions in InstructionSet::available() {
+        let found = hash(&program, instructions, [1, 150, 33], START);
+        assert_eq!(found, RECORDED_DISTANCES, "{instructions}: {found:#018x}");
     }
 }

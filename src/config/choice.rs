@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use clap::ValueEnum;
+use kivu_engine::kernel::InstructionSet;
 use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::error::{Result, quoted};
@@ -28,6 +29,20 @@ pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
     numeric.as_deref().unwrap_or(found).parse().map_err(|_| {
         let found = found.escape_debug();
         format!("expected an address such as `127.0.0.1:8080`, but found `{found}`")
+    })
+}
+
+/// Deserializes an instruction set.
+pub(super) fn instructions<'de, D: Deserializer<'de>>(value: D) -> Result<Option<InstructionSet>, D::Error> {
+    parse_instructions(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
+}
+
+/// Parses the name of an instruction set that this processor has.
+pub fn parse_instructions(found: &str) -> Result<InstructionSet, String> {
+    InstructionSet::available().find(|set| set.name() == found).ok_or_else(|| {
+        let names: Vec<_> = InstructionSet::available().map(InstructionSet::name).collect();
+        let found = found.escape_debug();
+        format!("expected instructions of this processor, {}, but found `{found}`", quoted(&names))
     })
 }
 

@@ -50,6 +50,8 @@ impl ModelSettings {
             engine: _,
             fleet: _,
             models: _,
+            // All instruction sets have the same results.
+            instructions: _,
             listen: _,
             cache: _,
             map_weights: _,

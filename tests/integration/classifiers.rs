@@ -1,6 +1,9 @@
 //! The same logits and scores as `transformers`, on tiny classifiers of every kind.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
@@ -18,6 +21,7 @@ use kivu::{
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},
 };
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -70,9 +74,13 @@ fn classification(model: &Model) -> &ClassificationPipeline {
 
 /// Compares ids and logits for every text and pair; all failures are reported.
 async fn compare(name: &str) {
+    compare_with(name, fixtures().join("models").join(name)).await;
+}
+
+/// The results of the model in `source`, and the fixture's golden results.
+async fn compare_with(name: &str, source: PathBuf) {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = fixtures().join("models").join(name);
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     let (golden, pipeline): (Golden, _) = (read(name), classification(&model));
     assert_eq!(pipeline.settings().labels, golden.labels);
@@ -134,6 +142,38 @@ async fn bert_for_regression() {
 #[tokio::test]
 async fn deberta_v3_for_inference() {
     compare("tiny-deberta-nli").await;
+}
+
+/// A layer makes a fixture's word vectors from wider ones: the mean of two copies, of which no bit is lost.
+#[tokio::test]
+async fn deberta_with_embeddings_of_another_width() {
+    const WORDS: &str = "deberta.embeddings.word_embeddings.weight";
+    const WIDTH: usize = 32;
+    let folder = tempfile::tempdir().unwrap();
+    let fixture = fixtures().join("models/tiny-deberta-nli");
+    for file in fs::read_dir(&fixture).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let mut fields: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    fields["embedding_size"] = json!(2 * WIDTH);
+    fs::write(config, fields.to_string()).unwrap();
+    let bytes = fs::read(fixture.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let words = file.tensor(WORDS).unwrap();
+    let rows = words.data().chunks_exact(4 * WIDTH);
+    let wider: Vec<u8> = rows.flat_map(|row| [row, row].concat()).collect();
+    let half = |row: usize, column: usize| if column % WIDTH == row { 0.5_f32 } else { 0.0 };
+    let projection = (0..WIDTH).flat_map(|row| (0..2 * WIDTH).map(move |column| half(row, column)));
+    let projection: Vec<u8> = projection.flat_map(f32::to_le_bytes).collect();
+    let view = |shape: [usize; 2], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+    let mut views: Vec<(String, TensorView<'_>)> =
+        file.iter().filter(|(name, _)| *name != WORDS).map(|(name, view)| (name.to_owned(), view)).collect();
+    views.push((WORDS.to_owned(), view([words.shape()[0], 2 * WIDTH], &wider)));
+    views.push(("deberta.embeddings.embed_proj.weight".to_owned(), view([WIDTH, 2 * WIDTH], &projection)));
+    let changed = safetensors::serialize(views, None).unwrap();
+    fs::write(folder.path().join("model.safetensors"), changed).unwrap();
+    compare_with("tiny-deberta-nli", folder.path().to_owned()).await;
 }
 
 #[tokio::test]

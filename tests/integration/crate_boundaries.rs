@@ -10,7 +10,14 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("ort::", &["src/backend/onnx/"]),
     (
         "kivu_engine::",
-        &["src/backend/native/", "src/backend/processor.rs", "src/backend/similarity.rs", "compiler/src/"],
+        &[
+            "src/backend/native/",
+            "src/backend/processor.rs",
+            "src/backend/similarity.rs",
+            "src/config.rs",
+            "src/config/choice.rs",
+            "compiler/src/",
+        ],
     ),
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["compiler/src/weights.rs"]),

@@ -13,8 +13,9 @@ use std::{
     time::Duration,
 };
 
-use kivu::api::make_key;
+use kivu::{api::make_key, config::InstructionSet};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+use serde_json::json;
 
 use crate::models::{build_request, fixtures, library_path, request, runtime};
 
@@ -191,6 +192,36 @@ fn startup_errors_are_printed() {
     ");
     let misspelt = refusal(kivu(&bundle).env("KIVU_LIMITS__TXETS", "1"));
     assert!(misspelt.contains("txets"), "{misspelt}");
+}
+
+/// A server per instruction set that this processor has, by option and by variable.
+#[test]
+fn all_instruction_sets_have_the_same_bits() {
+    let Some((_folder, bundle)) = bundle() else { return };
+    let body = json!({ "inputs": ["What is deep learning?", "a ".repeat(60)] }).to_string();
+    let mut answers = BTreeSet::new();
+    for set in InstructionSet::available() {
+        let mut command = kivu(&bundle);
+        match set == InstructionSet::detected() {
+            true => command.env("KIVU_INSTRUCTIONS", set.name()),
+            false => command.env("KIVU_INSTRUCTIONS", "portable").args(["--instructions", set.name()]),
+        };
+        let server = Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
+        let info = server.exchange(b"GET /info HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\n\r\n");
+        let arithmetic = format!(r#""arithmetic":"int8 by token (native engine, {set})""#);
+        assert!(info.contains(&arithmetic), "{set}: {info}");
+        let answer = server.post("/embed", &body);
+        let (head, vectors) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        answers.insert(vectors.to_owned());
+    }
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    let other = if cfg!(target_arch = "x86_64") { "neon-i8mm" } else { "avx2" };
+    let mut refused = kivu(&bundle);
+    let Output { status, stderr, .. } = refused.args(["--instructions", other]).output().unwrap();
+    let error = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert!(error.contains(&format!("but found `{other}`")) && error.contains("`portable`"), "{error}");
 }
 
 /// No request ends the server or blocks the next one.

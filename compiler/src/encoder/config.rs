@@ -67,6 +67,8 @@ pub(crate) struct EncoderConfig {
 pub(super) struct Details {
     /// Whether queries and keys are normalized head by head.
     pub(super) norms_each_head: bool,
+    /// Width of word, type and position embeddings, if a layer projects their sum to the width of a token's vector.
+    pub(super) embedding_width: Option<usize>,
     /// Factor for word embeddings.
     pub(super) word_scale: Option<f32>,
     /// Factor for query-key products, if not derived from the head width.
@@ -81,6 +83,7 @@ impl Default for Details {
     fn default() -> Self {
         Self {
             norms_each_head: false,
+            embedding_width: None,
             word_scale: None,
             attention_scale: None,
             predicts_with_bias: true,
@@ -243,13 +246,12 @@ pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub(super) fn suits_native_engine(&self) -> bool {
-        let widths = [self.facts.hidden, self.feed_forward.width];
+        let widths = [self.facts.hidden, self.embedding_width(), self.feed_forward.width];
         let is_fixed = |span: &Span| span.rotary.is_none_or(|rotary| rotary.is_fixed());
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
             // A single type is added to positions.
             && (self.types != 1 || self.positions != Positions::None)
-            && self.disentangled().is_none()
             && self.spans.iter().all(is_fixed)
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
@@ -309,6 +311,16 @@ impl EncoderConfig {
             Bias::Disentangled(settings) => Some(settings),
             _ => None,
         }
+    }
+
+    /// Width of word, type and position embeddings.
+    pub(super) fn embedding_width(&self) -> usize {
+        self.details.embedding_width.unwrap_or(self.facts.hidden)
+    }
+
+    /// The convolution after the first layer.
+    pub(super) fn convolution(&self) -> Option<&Convolution> {
+        self.disentangled()?.convolution.as_ref()
     }
 
     /// Query, key and value matrices in the given layer; one that contains all three, or three.

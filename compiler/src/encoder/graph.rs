@@ -4,7 +4,8 @@
 
 use super::{
     config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
-    disentangled::Text,
+    disentangled::{Text, convolve_neighbours},
+    distance_tables::DistanceTables,
     heads::OutputHeads,
 };
 use crate::{
@@ -40,8 +41,11 @@ pub(super) fn graph(
     }
     let ids = layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = layers.graph.input("attention_mask", &["batch", "sequence"]);
-    let (mut text, mut bias, mut blocks) = (None, Value::none(), None);
+    let (mut text, mut tables, mut bias, mut blocks) = (None, None, Value::none(), None);
     match &config.bias {
+        Bias::Disentangled(settings) if engine == Engine::Native => {
+            tables = DistanceTables::new(&mut layers, config, settings)?;
+        }
         Bias::Disentangled(settings) => {
             text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
         }
@@ -56,7 +60,7 @@ pub(super) fn graph(
     }
     let attention_mask = mask;
     let mask = layers.cast(&attention_mask, data_type::INT32);
-    let mut writer = Writer { config, layers, text, bias, blocks, rotations: Vec::new(), ids, mask };
+    let mut writer = Writer { config, layers, text, tables, bias, blocks, rotations: Vec::new(), ids, mask };
     let embedded = writer.embeddings(&writer.ids.clone())?;
     let hidden = match &config.names.norms {
         Norms::After { .. } => writer.with_norms_after(&embedded)?,
@@ -77,6 +81,9 @@ pub(super) fn graph(
     weights.check_all(|name| is_unused(config, heads, name))?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
+
+/// The layer from embeddings to token vectors, in DeBERTa.
+const EMBEDDING_PROJECTION: &str = "embeddings.embed_proj";
 
 /// Name prefixes for heads that predict words, answers, or another model's words.
 const OTHER_HEADS: [&str; 11] = [
@@ -117,8 +124,10 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
 struct Writer<'a> {
     config: &'a EncoderConfig,
     layers: Layers<'a>,
-    /// Shared values for DeBERTa's layers; `None` in other families.
+    /// Shared values for DeBERTa's layers in ONNX Runtime; `None` in other families.
     text: Option<Text>,
+    /// The same in the native engine; `None` in models that ignore distances, too.
+    tables: Option<DistanceTables>,
     /// Added to all layers' scores.
     bias: Value,
     /// Query blocks; `None` if all queries attend at once.
@@ -133,8 +142,8 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn embeddings(&mut self, ids: &Value) -> Result<Value> {
         let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
-        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
-        let words = layers.weights.take(names.words, &[vocabulary, hidden])?;
+        let (layers, width) = (&mut self.layers, self.config.embedding_width());
+        let words = layers.weights.take(names.words, &[vocabulary, width])?;
         let mut sum = match self.config.details.word_scale {
             None => layers.look_up(names.words, words, ids),
             Some(scale) => {
@@ -144,11 +153,11 @@ impl Writer<'_> {
         };
         let type_table = match types {
             0 => None,
-            _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, hidden])?),
+            _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, width])?),
         };
         let is_shared = types == 1 && positions != Positions::None;
         if let Some(table) = type_table.filter(|_| types == 1 && !is_shared) {
-            let table = layers.graph.floats("token_type", &[hidden], &table.values);
+            let table = layers.graph.floats("token_type", &[width], &table.values);
             sum = layers.graph.node("Add", &[&sum, &table], vec![]);
         }
         if let Some(table) = type_table.filter(|_| types > 1) {
@@ -159,10 +168,10 @@ impl Writer<'_> {
         }
         if positions != Positions::None {
             let name = "embeddings.position_embeddings.weight";
-            let mut table = layers.weights.take(name, &[self.config.position_rows(), hidden])?.clone();
+            let mut table = layers.weights.take(name, &[self.config.position_rows(), width])?.clone();
             // A single type is added to all tokens, and therefore to all positions.
             if let Some(shared) = type_table.filter(|_| is_shared) {
-                for row in table.values.chunks_exact_mut(hidden) {
+                for row in table.values.chunks_exact_mut(width) {
                     row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
             }
@@ -173,6 +182,11 @@ impl Writer<'_> {
             };
             let positions = layers.positions(&table, ids, padding);
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
+        }
+        if let Some(inputs) = self.config.details.embedding_width {
+            let outputs = self.config.facts.hidden;
+            let projection = Projection { name: EMBEDDING_PROJECTION.to_owned(), outputs, has_bias: false };
+            sum = layers.project_by_token(&[projection], &sum, inputs)?;
         }
         if let Some(name) = names.embedding_norm {
             sum = layers.normalize(&sum, name)?;
@@ -189,14 +203,16 @@ impl Writer<'_> {
     fn with_norms_after(&mut self, embedded: &Value) -> Result<Value> {
         let mut hidden = embedded.clone();
         for layer in 0..self.config.layers {
-            let settings = self.config.disentangled().filter(|_| layer == 0);
-            let convolution = settings.and_then(|settings| settings.convolution.as_ref());
-            let is_last = layer + 1 == self.config.layers;
-            let is_first_only = self.reads_first_only() && is_last && convolution.is_none();
+            let convolution = self.config.convolution().filter(|_| layer == 0);
+            let is_first_only = self.reads_first_only() && layer + 1 == self.config.layers;
             let attending = if is_first_only { self.layers.first_token(&hidden) } else { hidden.clone() };
             hidden = self.layer_with_norms_after(layer, &attending, &hidden)?;
-            if let (Some(text), Some(convolution)) = (&self.text, convolution) {
-                hidden = text.convolve(&mut self.layers, convolution, [embedded, &hidden])?;
+            if let Some(convolution) = convolution {
+                let layers = &mut self.layers;
+                hidden = match &self.text {
+                    Some(text) => text.convolve(layers, convolution, [embedded, &hidden])?,
+                    None => convolve_neighbours(layers, convolution, [embedded, &hidden, &self.mask])?,
+                };
             }
         }
         Ok(hidden)
@@ -206,7 +222,10 @@ impl Writer<'_> {
     fn reads_first_only(&self) -> bool {
         let head = self.config.head.as_ref().filter(|head| head.kind == HeadKind::Text);
         let has_one_row = head.is_some() && !self.config.head_input.is_mean;
+        // The convolution, after the first layer, needs all tokens.
+        let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
         has_one_row
+            && !is_convolved
             && self.blocks.is_none()
             && self.bias == Value::none()
             && !self.config.attends_by_position()
@@ -281,7 +300,11 @@ impl Writer<'_> {
         };
         let (query, key) = self.prepare(layer, query, key)?;
         let parts = [&query, &key, &value];
-        let context = if let Some(blocks) = &self.blocks {
+        let context = if let Some(tables) = &self.tables {
+            let name = format!("{}{layer}.attention.self", names.layer);
+            let inputs = [&query, &key, &value, &self.mask, &self.ids];
+            tables.attend(&mut self.layers, &name, inputs)?
+        } else if let Some(blocks) = &self.blocks {
             blocks.attend(&mut self.layers.graph, &config.attention(layer), parts, &self.mask)
         } else if config.attends_by_position() {
             self.attend_by_position(layer, parts)
@@ -364,7 +387,7 @@ impl Writer<'_> {
             }
             None => self.bias.clone(),
         };
-        if bias != none || self.config.disentangled().is_some() {
+        if bias != none || self.text.is_some() {
             inputs.push(&bias);
         }
         attributes.extend(self.config.scale_at_once().map(|scale| float("scale", scale)));
@@ -402,7 +425,7 @@ impl Writer<'_> {
         if head.kind == HeadKind::Tokens {
             return self.token_head(head, tokens);
         }
-        let is_first_only = self.reads_first_only() && self.text.is_none();
+        let is_first_only = self.reads_first_only();
         let layers = &mut self.layers;
         let one = layers.graph.integers("one", &[1]);
         let read = if self.config.head_input.is_mean {

@@ -177,7 +177,7 @@ impl OutputHeads {
             DenseHead::Modules(modules) => modules.suit_native_engine(),
         };
         self.dense.as_ref().is_none_or(suits)
-            && self.spans.is_none()
+            && self.spans.is_none_or(|spans| spans.suits_native_engine())
             && projections.into_iter().all(Dense::is_linear)
     }
 

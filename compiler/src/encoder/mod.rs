@@ -3,6 +3,7 @@
 mod config;
 mod decoder;
 mod disentangled;
+mod distance_tables;
 mod distances;
 mod families;
 mod gliner;

@@ -4,12 +4,14 @@
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
 //! the sum of two vectors, for its first and last word, and a product with each label.
 
+use kivu_engine::kernel::LANES;
+
 use crate::{
     layers::Layers,
-    onnx::{Value, any, data_type, fixed, integer, integers, string},
+    onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, string},
     quantize::transpose,
 };
-use kivu::error::Result;
+use kivu::error::{Error, Result};
 
 /// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";
@@ -33,7 +35,24 @@ pub(super) struct SpanHead {
     pub(super) max_tokens: usize,
 }
 
+/// Constants of a span graph, in the order in which the native engine reads them.
+struct Constants {
+    marker: Value,
+    /// The layers on markers' vectors, with their biases.
+    prompt: [Value; 4],
+    /// The last span layer.
+    last: [Value; 2],
+    /// The layers on the vectors of words that begin and that end spans, and on both together.
+    start: [Value; 6],
+    end: [Value; 5],
+}
+
 impl SpanHead {
+    /// Whether the native engine has the layers.
+    pub(super) fn suits_native_engine(&self) -> bool {
+        self.width.is_multiple_of(LANES)
+    }
+
     /// Writes span logits by first word, label and word count. Logits for spans that end beyond the text have no
     /// meaning.
     pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
@@ -43,19 +62,100 @@ impl SpanHead {
         if width != encoder_width {
             tokens = linear(layers, "token_rep_layer.projection", &tokens, [encoder_width, width])?;
         }
-        let markers = self.numbers_of_markers(layers, ids);
-        let (labels, _) = self.numbered(layers, &tokens, &markers);
-        let (mut vectors, indexes) = self.numbered(layers, &tokens, &words);
+        let inputs = [&tokens, &words];
+        let mut vectors = layers
+            .graph
+            .function("Words", inputs, |graph, [tokens, words]| self.numbered(graph, tokens, words).0);
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
-        let (labels, biases) = self.labels(layers, &labels)?;
-        let [starts, ends] = self.borders(layers, &vectors)?;
-        let graph = &mut layers.graph;
+        let Constants { marker, prompt, last, start, end } = self.constants(layers)?;
+        let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
+        let [p0, p1, p2, p3] = &prompt;
+        let [l0, l1] = &last;
+        let [s0, s1, s2, s3, s4, s5] = &start;
+        let [e0, e1, e2, e3, e4] = &end;
+        let inputs = [
+            &tokens,
+            ids,
+            &vectors,
+            &words,
+            &marker,
+            &longest_span,
+            p0,
+            p1,
+            p2,
+            p3,
+            l0,
+            l1,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            e0,
+            e1,
+            e2,
+            e3,
+            e4,
+        ];
+        let logits = layers.graph.function("Spans", inputs, |graph, inputs| self.logits(graph, inputs));
+        let axes = [any("batch"), any("words"), any("labels"), fixed(longest)];
+        layers.graph.output(&logits, SPAN_LOGITS, axes);
+        Ok(())
+    }
+
+    fn constants(&self, layers: &mut Layers<'_>) -> Result<Constants> {
+        let (width, wide) = (self.width, 4 * self.width);
+        let marker = layers.graph.integers("label_marker", &[i64::from(self.marker)]);
+        let prompt = two_layers(layers, "prompt_rep_layer", width)?;
+        let name = "span_rep_layer.span_rep_layer.out_project.3";
+        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[width, wide])?;
+        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[width])?;
+        let last = [
+            layers.graph.floats(&format!("{name}.weight"), &[width, wide], &weight.values),
+            layers.graph.floats(&format!("{name}.bias"), &[width, 1], &bias.values),
+        ];
+        let name = "span_rep_layer.span_rep_layer.out_project.0";
+        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
+        let [start, end] = [("start", 0), ("end", width)].map(|(side, from)| {
+            let rows = weight.values.chunks_exact(2 * width).flat_map(|row| &row[from..][..width]);
+            let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
+            layers.graph.floats(&format!("{name}.{side}"), &[width, wide], &half)
+        });
+        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
+        let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
+        let of_side = |side: &str| format!("span_rep_layer.span_rep_layer.project_{side}");
+        let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
+        let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
+        let (start, end) = ([s0, s1, s2, s3, start, bias], [e0, e1, e2, e3, end]);
+        Ok(Constants { marker, prompt, last, start, end })
+    }
+
+    fn logits(&self, graph: &mut GraphBuilder, inputs: [&Value; 23]) -> Value {
+        let [tokens, ids, vectors, words, marker, _, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] =
+            inputs;
+        let [s0, s1, s2, s3, s4, s5] = start;
+        let markers = self.numbers_of_markers(graph, ids, marker);
+        let (labels, _) = self.numbered(graph, tokens, &markers);
+        let labels = apply_two(graph, &labels, [p0, p1, p2, p3]);
+        let [labels, biases] = [l0, l1].map(|factor| {
+            let product = graph.node("MatMul", &[&labels, factor], vec![]);
+            graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
+        });
+        let mut sides = [[s0, s1, s2, s3, s4], [e0, e1, e2, e3, e4]].map(|[w0, b0, w1, b1, half]| {
+            let part = apply_two(graph, vectors, [w0, b0, w1, b1]);
+            let part = graph.node("Relu", &[&part], vec![]);
+            graph.node("MatMul", &[&part, half], vec![])
+        });
+        sides[0] = graph.node("Add", &[&sides[0], s5], vec![]);
+        let [starts, ends] = sides;
+        let indexes = self.indexes(graph, words);
         let last_axis = graph.integers("last_axis", &[-1]);
         let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
         let mut of_lengths = Vec::new();
-        for length in 0..longest {
+        for length in 0..self.longest {
             let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
             let ends_at = graph.node("Add", &[&indexes, &offset], vec![]);
             let ends_at = graph.node("Min", &[&ends_at, &last], vec![]);
@@ -66,33 +166,34 @@ impl SpanHead {
             let logits = graph.node("Add", &[&products, &biases], vec![]);
             of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
         }
-        let logits = graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)]);
-        graph.output(&logits, SPAN_LOGITS, [any("batch"), any("words"), any("labels"), fixed(longest)]);
-        Ok(())
+        graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)])
     }
 
     /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
-    fn numbers_of_markers(&self, layers: &mut Layers<'_>, ids: &Value) -> Value {
-        let graph = &mut layers.graph;
-        let marker = graph.integers("label_marker", &[i64::from(self.marker)]);
+    fn numbers_of_markers(&self, graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
         let one = graph.integers("one", &[1]);
-        let is_marker = graph.node("Equal", &[ids, &marker], vec![]);
+        let is_marker = graph.node("Equal", &[ids, marker], vec![]);
         let is_marker = graph.cast(&is_marker, data_type::INT64);
         let counted = graph.node("CumSum", &[&is_marker, &one], vec![]);
         graph.node("Mul", &[&counted, &is_marker], vec![])
     }
 
-    /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
-    /// the indexes from 0 on.
-    fn numbered(&self, layers: &mut Layers<'_>, tokens: &Value, numbers: &Value) -> (Value, Value) {
+    /// The indexes from 0 on of tokens that are numbered from 1 on.
+    fn indexes(&self, graph: &mut GraphBuilder, numbers: &Value) -> Value {
         let counting: Vec<i64> = (0..self.max_tokens as i64).collect();
-        let graph = &mut layers.graph;
-        let [zero, one] = [("zero", 0), ("one", 1)].map(|(name, value)| graph.integers(name, &[value]));
+        let zero = graph.integers("zero", &[0]);
         let counting = graph.integers("span_indexes", &counting);
         let flat = graph.integers("flat_list", &[-1]);
         let count = graph.node("ReduceMax", &[numbers], vec![integer("keepdims", 1)]);
         let count = graph.node("Reshape", &[&count, &flat], vec![]);
-        let indexes = graph.node("Slice", &[&counting, &zero, &count, &zero], vec![]);
+        graph.node("Slice", &[&counting, &zero, &count, &zero], vec![])
+    }
+
+    /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
+    /// the indexes from 0 on.
+    fn numbered(&self, graph: &mut GraphBuilder, tokens: &Value, numbers: &Value) -> (Value, Value) {
+        let one = graph.integers("one", &[1]);
+        let indexes = self.indexes(graph, numbers);
         let expected = graph.node("Add", &[&indexes, &one], vec![]);
         let expected = graph.node("Unsqueeze", &[&expected, &one], vec![]);
         let numbers = graph.node("Unsqueeze", &[numbers, &one], vec![]);
@@ -104,79 +205,78 @@ impl SpanHead {
     /// Bidirectional LSTM layer over each text's words.
     fn recur(&self, layers: &mut Layers<'_>, layer: usize, vectors: &Value, words: &Value) -> Result<Value> {
         let (width, half) = (self.width, self.width / 2);
-        let directions = ["", "_reverse"];
         // PyTorch has the gates input, forget, cell, output; ONNX input, output, forget, cell.
         let reordered = |values: &[f32]| {
             let gate = values.len() / 4;
             [0, 3, 1, 2].map(|place| &values[place * gate..][..gate]).concat()
         };
-        let read = |kind: &str, shape: &[usize], direction: &str| {
-            let name = format!("rnn.lstm.{kind}_l{layer}{direction}");
-            Ok(reordered(&layers.weights.take_whole(&name, shape)?.values))
+        let both = |kind: &str, shape: &[usize]| {
+            let mut values = Vec::new();
+            for direction in ["", "_reverse"] {
+                let name = format!("rnn.lstm.{kind}_l{layer}{direction}");
+                values.extend(reordered(&layers.weights.take_whole(&name, shape)?.values));
+            }
+            Ok::<_, Error>(values)
         };
-        let (mut inputs, mut states, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-        for direction in directions {
-            inputs.extend(read("weight_ih", &[4 * half, width], direction)?);
-            states.extend(read("weight_hh", &[4 * half, half], direction)?);
-            biases.extend(read("bias_ih", &[4 * half], direction)?);
-            biases.extend(read("bias_hh", &[4 * half], direction)?);
-        }
-        let graph = &mut layers.graph;
+        let inputs = both("weight_ih", &[4 * half, width])?;
+        let states = both("weight_hh", &[4 * half, half])?;
+        let biases = [both("bias_ih", &[4 * half])?, both("bias_hh", &[4 * half])?];
         let name = |part: &str| format!("rnn.{layer}.{part}");
-        let inputs = graph.floats(&name("inputs"), &[2, 4 * half, width], &inputs);
-        let states = graph.floats(&name("states"), &[2, 4 * half, half], &states);
-        let biases = graph.floats(&name("biases"), &[2, 8 * half], &biases);
-        let one = graph.integers("one", &[1]);
-        let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
-        let lengths = graph.cast(&lengths, data_type::INT32);
-        let steps = graph.node("Transpose", &[vectors], vec![integers("perm", &[1, 0, 2])]);
-        let attributes = vec![string("direction", "bidirectional"), integer("hidden_size", half as i64)];
-        let both = graph.node("LSTM", &[&steps, &inputs, &states, &biases, &lengths], attributes);
-        let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);
-        let joined = graph.integers("joined_directions", &[0, 0, -1]);
-        Ok(graph.node("Reshape", &[&both, &joined], vec![]))
-    }
-
-    /// Label vectors, as columns, and the constant parts of their logits.
-    fn labels(&self, layers: &mut Layers<'_>, markers: &Value) -> Result<(Value, Value)> {
-        let (width, wide) = (self.width, 4 * self.width);
-        let labels = two_layers(layers, "prompt_rep_layer", markers, width)?;
-        let name = "span_rep_layer.span_rep_layer.out_project.3";
-        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[width, wide])?;
-        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[width])?;
         let graph = &mut layers.graph;
-        let weight = graph.floats(&format!("{name}.weight"), &[width, wide], &weight.values);
-        let bias = graph.floats(&format!("{name}.bias"), &[width, 1], &bias.values);
-        let [columns, biases] = [&weight, &bias].map(|factor| {
-            let product = graph.node("MatMul", &[&labels, factor], vec![]);
-            graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
-        });
-        Ok((columns, biases))
-    }
-
-    /// Each word's part in the vectors of spans that begin and that end with it.
-    fn borders(&self, layers: &mut Layers<'_>, words: &Value) -> Result<[Value; 2]> {
-        let (width, wide) = (self.width, 4 * self.width);
-        let name = "span_rep_layer.span_rep_layer.out_project.0";
-        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
-        let halves = [0, width].map(|from| {
-            let rows = weight.values.chunks_exact(2 * width).flat_map(|row| &row[from..][..width]);
-            transpose(&rows.copied().collect::<Vec<f32>>(), width)
-        });
-        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
-        let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
-        let mut parts = Vec::new();
-        for (side, half) in ["start", "end"].into_iter().zip(&halves) {
-            let of_side = format!("span_rep_layer.span_rep_layer.project_{side}");
-            let part = two_layers(layers, &of_side, words, width)?;
-            let graph = &mut layers.graph;
-            let part = graph.node("Relu", &[&part], vec![]);
-            let half = graph.floats(&format!("{name}.{side}"), &[width, wide], half);
-            parts.push(graph.node("MatMul", &[&part, &half], vec![]));
+        if !graph.has_functions() {
+            let [of_inputs, of_states] = biases.each_ref().map(|biases| biases.chunks_exact(4 * half));
+            let biases: Vec<f32> =
+                of_inputs.zip(of_states).flat_map(|(left, right)| [left, right].concat()).collect();
+            let inputs = graph.floats(&name("inputs"), &[2, 4 * half, width], &inputs);
+            let states = graph.floats(&name("states"), &[2, 4 * half, half], &states);
+            let biases = graph.floats(&name("biases"), &[2, 8 * half], &biases);
+            return Ok(lstm(graph, half, [vectors, words, &inputs, &states, &biases]));
         }
-        let start = layers.graph.node("Add", &[&parts[0], &bias], vec![]);
-        Ok([start, parts.swap_remove(1)])
+        let states: Vec<f32> =
+            states.chunks_exact(4 * half * half).flat_map(|states| transpose(states, half)).collect();
+        let biases: Vec<f32> = biases[0].iter().zip(&biases[1]).map(|(left, right)| left + right).collect();
+        let inputs = graph.floats(&name("inputs"), &[width, 8 * half], &transpose(&inputs, width));
+        let states = graph.floats(&name("states"), &[2, half, 4 * half], &states);
+        let biases = graph.floats(&name("biases"), &[8 * half], &biases);
+        let inputs = [vectors, words, &inputs, &states, &biases];
+        Ok(graph.function("WordLstm", inputs, |graph, inputs| word_lstm(graph, half, inputs)))
     }
+}
+
+/// An LSTM layer whose constants have a column per gate and state, for both directions together.
+fn word_lstm(
+    graph: &mut GraphBuilder,
+    half: usize,
+    [vectors, words, inputs, states, biases]: [&Value; 5],
+) -> Value {
+    let gates = 4 * half as i64;
+    let by_direction = graph.integers("by_direction", &[2, gates, -1]);
+    let two_rows = graph.integers("two_rows", &[2, gates]);
+    let inputs = graph.node("Transpose", &[inputs], vec![integers("perm", &[1, 0])]);
+    let inputs = graph.node("Reshape", &[&inputs, &by_direction], vec![]);
+    let states = graph.node("Transpose", &[states], vec![integers("perm", &[0, 2, 1])]);
+    let biases = graph.node("Reshape", &[biases, &two_rows], vec![]);
+    // The operator has separate biases for inputs and states.
+    let zeros = graph.node("Sub", &[&biases, &biases], vec![]);
+    let biases = graph.node("Concat", &[&biases, &zeros], vec![integer("axis", 1)]);
+    lstm(graph, half, [vectors, words, &inputs, &states, &biases])
+}
+
+/// ONNX's operator for both directions, whose weights have a row per gate and state.
+fn lstm(
+    graph: &mut GraphBuilder,
+    half: usize,
+    [vectors, words, inputs, states, biases]: [&Value; 5],
+) -> Value {
+    let one = graph.integers("one", &[1]);
+    let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
+    let lengths = graph.cast(&lengths, data_type::INT32);
+    let steps = graph.node("Transpose", &[vectors], vec![integers("perm", &[1, 0, 2])]);
+    let attributes = vec![string("direction", "bidirectional"), integer("hidden_size", half as i64)];
+    let both = graph.node("LSTM", &[&steps, inputs, states, biases, &lengths], attributes);
+    let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);
+    let joined = graph.integers("joined_directions", &[0, 0, -1]);
+    graph.node("Reshape", &[&both, &joined], vec![])
 }
 
 /// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
@@ -185,9 +285,23 @@ fn linear(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2])
     layers.linear_in_fp32((&weight, Some(&bias)), input, shape)
 }
 
-/// Two layers; the first is four times as wide.
-fn two_layers(layers: &mut Layers<'_>, name: &str, input: &Value, width: usize) -> Result<Value> {
-    let wide = linear(layers, &format!("{name}.0"), input, [width, 4 * width])?;
-    let wide = layers.graph.node("Relu", &[&wide], vec![]);
-    linear(layers, &format!("{name}.3"), &wide, [4 * width, width])
+/// The weights and biases of two layers; the first is four times as wide.
+fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
+    let mut layer = |place: usize, [inputs, outputs]: [usize; 2]| {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{place}.{part}"));
+        let values = transpose(&layers.weights.take_whole(&weight, &[outputs, inputs])?.values, inputs);
+        let biases = layers.weights.take_whole(&bias, &[outputs])?;
+        let weight = layers.graph.floats(&weight, &[inputs, outputs], &values);
+        Ok::<_, Error>([weight, layers.graph.floats(&bias, &[outputs], &biases.values)])
+    };
+    let ([w0, b0], [w1, b1]) = (layer(0, [width, 4 * width])?, layer(3, [4 * width, width])?);
+    Ok([w0, b0, w1, b1])
+}
+
+fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
+    let wide = graph.node("MatMul", &[input, w0], vec![]);
+    let wide = graph.node("Add", &[&wide, b0], vec![]);
+    let wide = graph.node("Relu", &[&wide], vec![]);
+    let product = graph.node("MatMul", &[&wide, w1], vec![]);
+    graph.node("Add", &[&product, b1], vec![])
 }

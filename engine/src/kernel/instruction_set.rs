@@ -1,6 +1,6 @@
 //! Selects the kernel for this processor.
 
-use std::fmt;
+use std::{fmt, sync::OnceLock};
 
 #[cfg(target_arch = "x86_64")]
 use super::{Avx2, Avx512Vnni, AvxVnni};
@@ -30,7 +30,37 @@ pub enum InstructionSet {
     Plain(Plain),
 }
 
+/// The process's kernel.
+static CURRENT: OnceLock<InstructionSet> = OnceLock::new();
+
 impl InstructionSet {
+    /// The process's kernel: as [chosen](Self::choose), or else [detected](Self::detected).
+    pub fn current() -> Self {
+        *CURRENT.get_or_init(Self::detected)
+    }
+
+    /// Chooses the process's kernel, before its first use. Returns `false` if another one is in use.
+    pub fn choose(self) -> bool {
+        *CURRENT.get_or_init(|| self) == self
+    }
+
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(_) => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(_) => "neon-i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotProduct(_) => "neon-dotprod",
+            Self::Plain(_) => "portable",
+        }
+    }
+
     /// The fastest kernel for this processor.
     pub fn detected() -> Self {
         Self::available().next().unwrap_or(Self::Plain(Plain))

@@ -53,6 +53,8 @@ pub type Sums = [i32; LANES];
 pub type Block = [[i8; GROUP]; LANES];
 /// Inputs per block.
 pub const GROUP: usize = 4;
+/// Columns per [`Kernel::product`].
+pub const COLUMNS: usize = 2 * LANES;
 /// Maximum row count for [`Kernel::tile`] and [`Kernel::product`].
 pub const MAX_ROWS: usize = 12;
 

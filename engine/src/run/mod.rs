@@ -6,6 +6,7 @@
 mod heads;
 mod largest;
 mod rows;
+mod spans;
 mod task;
 
 use std::{
@@ -19,6 +20,7 @@ use crate::{
     kernel::{LANES, MAX_ROWS},
     linear::Quantized,
     program::{Per, Program, RowOperation, Stage, Value, ValueId},
+    spans::Spans,
 };
 
 /// Rows per block; all operations in a stage process a block before the next. Its values fit into the second-level
@@ -80,6 +82,7 @@ pub struct Scratch {
     values: Vec<Vec<f32>>,
     quantized: Quantized,
     head: Head,
+    spans: Spans,
 }
 
 impl Program {
@@ -112,6 +115,7 @@ impl Program {
             match stage {
                 Stage::Attention(attention) => reserve(attention.out, ranges.len() * attention.heads),
                 Stage::Largest(largest) => reserve(largest.out, largest.tasks()),
+                Stage::Spans(spans) => reserve(spans.out, ranges.len()),
                 Stage::Rows(stage) => {
                     let rows = if stage.per == Per::Token { tokens.len() } else { ranges.len() };
                     stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(block_rows)));
@@ -134,10 +138,15 @@ impl Program {
                 }
                 Stage::Attention(attention) => {
                     let size = attention.queries.width / attention.heads;
-                    head = head.max(Head::numbers(size, tokens));
+                    head = head.max(Head::numbers(size, tokens, &attention.bias));
                     &[attention.out]
                 }
                 Stage::Largest(largest) => &[largest.out],
+                Stage::Spans(spans) => {
+                    // Words, and each one's part in spans, with buffers.
+                    head = head.max(16 * spans.width * tokens);
+                    &[spans.out]
+                }
             };
             for value in stores {
                 let Value { per, width, slot } = self.values[*value];
@@ -159,6 +168,7 @@ impl Run {
             Stage::Rows(stage) => self.rows(stage.per).div_ceil(self.block_rows),
             Stage::Attention(_) => self.heads.len(),
             Stage::Largest(largest) => largest.tasks(),
+            Stage::Spans(_) => self.texts.len(),
         }
     }
 
@@ -188,6 +198,9 @@ impl Run {
             }
             out.truncate(value.width);
             return out;
+        }
+        if program.spans(output).is_some() {
+            return self.part(value.slot, text).clone();
         }
         let rows = match value.per {
             Per::Token => self.texts[text].clone(),

@@ -54,6 +54,9 @@ pub(super) fn rows<K: Kernel>(
                     out.iter_mut().for_each(|value| *value /= count);
                 }
             }
+            RowOperation::Neighbours { input, .. } => {
+                join_neighbours(run, program.values[*input], width, &rows, &mut out);
+            }
             RowOperation::Linear { input, layer, .. } => {
                 let panels = 0..layer.outputs / LANES;
                 linear(kernel, &values[slot(input)], (layer, panels), quantized, &mut out);
@@ -152,6 +155,32 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
             for (out, context) in out.zip(contexts) {
                 out[head * size..][..size].copy_from_slice(context);
             }
+        }
+    }
+}
+
+/// Joins each token's row with its neighbours' rows, into rows of `width` numbers.
+#[inline(always)]
+fn join_neighbours(run: &Run, value: Value, width: usize, rows: &Range<usize>, out: &mut [f32]) {
+    out.fill(0.0);
+    let count = width / value.width;
+    let first = run.texts.partition_point(|text| text.end <= rows.start);
+    let texts = run.texts.iter().zip(&run.attended).skip(first);
+    for (text, attended) in texts.take_while(|(text, _)| text.start < rows.end) {
+        let tokens = text.start.max(rows.start)..text.end.min(rows.end);
+        for place in 0..count {
+            // The neighbour's index plus `before` is the token's index plus `place`.
+            let before = count / 2;
+            let from = (tokens.start + place).saturating_sub(before).max(attended.start);
+            let to = (tokens.end + place).saturating_sub(before).min(attended.end);
+            let mut token = from + before;
+            run.each_part(value, from..to, |part| {
+                for row in part.chunks_exact(value.width) {
+                    let start = (token - place - rows.start) * width + place * value.width;
+                    out[start..start + value.width].copy_from_slice(row);
+                    token += 1;
+                }
+            });
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Executes tasks with the processor's kernel.
 
-use super::{HeadTask, Run, Scratch, heads::attend, largest::largest_outputs, rows::rows};
+use super::{
+    HeadTask, Run, Scratch, heads::attend, largest::largest_outputs, rows::rows, spans::score_spans,
+};
 use crate::{
     kernel::{InstructionSet, Kernel, KernelFn},
     program::{Program, Stage},
@@ -45,6 +47,7 @@ impl KernelFn for Task<'_> {
                 }
             }
             Stage::Largest(largest) => largest_outputs(kernel, run, program, (largest, task), scratch),
+            Stage::Spans(head) => score_spans(kernel, run, program, (head, task), scratch),
         }
     }
 }

@@ -25,14 +25,33 @@ pub use self::{
     weights::Buffer,
 };
 use super::{Backend, Deadline, Schedule, Signature};
-use crate::{error::Result, telemetry, tensor::Tensor};
+use crate::{
+    error::{Error, Result},
+    telemetry,
+    tensor::Tensor,
+};
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.
 const MIN_CALL_TOKENS: usize = 96;
 
-/// Names of the instructions that the engine uses on this processor.
-pub fn instructions() -> String {
-    InstructionSet::detected().to_string()
+/// The instructions that the engine uses in this process.
+pub fn instructions() -> InstructionSet {
+    InstructionSet::current()
+}
+
+/// Selects the instructions for this process; `None` selects the fastest. Models that were opened before keep theirs.
+///
+/// # Errors
+/// If the process uses others already.
+pub fn use_instructions(chosen: Option<InstructionSet>) -> Result<()> {
+    match chosen {
+        Some(chosen) if !chosen.choose() => Err(Error::config(format!(
+            "expected the same `instructions` for all models in a process, but found `{}` after `{}`",
+            chosen.name(),
+            InstructionSet::current().name()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A model, and the threads that run it.

@@ -16,7 +16,7 @@ use kivu_engine::{
 };
 
 use super::{
-    graph::{self, MULTI_VECTORS},
+    graph::{self, MULTI_VECTORS, WORDS},
     weights::{self, Buffer},
 };
 use crate::{
@@ -78,7 +78,7 @@ impl NativeModel {
         Ok(Self {
             signature: graph::signature(&graph)?,
             program: graph::read(&graph, &files.files)?,
-            instructions: InstructionSet::detected(),
+            instructions: InstructionSet::current(),
             mapped: files.mapped,
         })
     }
@@ -87,7 +87,7 @@ impl NativeModel {
     #[cfg(test)]
     pub(super) fn of(program: Program) -> Self {
         let signature = Signature { inputs: Vec::new(), outputs: Vec::new() };
-        Self { signature, program, instructions: InstructionSet::detected(), mapped: Arc::default() }
+        Self { signature, program, instructions: InstructionSet::current(), mapped: Arc::default() }
     }
 
     /// Graph inputs and outputs.
@@ -135,7 +135,8 @@ impl NativeModel {
                 other.shape()
             )));
         }
-        let [ids, types, mask] = graph::INPUTS.map(|name| self.input(inputs, name));
+        let [ids, types, mask, words] = graph::INPUTS.map(|name| self.input(inputs, name));
+        let types = types.or(words);
         let ids = ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
         if rows > 0 && columns == 0 {
@@ -164,6 +165,10 @@ impl NativeModel {
                 limit.saturating_sub(1)
             ))),
         };
+        let (types_name, type_limit) = match self.signature.inputs.iter().any(|input| input.name == WORDS) {
+            true => ("words", ids.len() + 1),
+            false => ("token types", limits.types),
+        };
         let (mut count, mut attended) = (0, 0);
         let mut tokens = Vec::with_capacity(ids.len());
         let end = mask.map_or(ids.len(), |mask| self.end(mask));
@@ -182,7 +187,7 @@ impl NativeModel {
                 continue;
             }
             attended += usize::from(is_attended);
-            let type_id = within("token types", limits.types, types.map_or(0, |types| types[index]))?;
+            let type_id = within(types_name, type_limit, types.map_or(0, |types| types[index]))?;
             let position = within("positions", limits.positions, position)?;
             tokens.push(Token { id, type_id, position });
         }
@@ -224,6 +229,9 @@ impl NativeModel {
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        if let Some(head) = self.program.spans(value) {
+            return self.span_scores(inputs, head.longest, outputs.iter().map(|outputs| &outputs[place][..]));
+        }
         let value = self.program.values[value];
         let (width, has_tokens) = (value.width, value.per == Per::Token);
         let mask = self.input(inputs, "attention_mask");
@@ -246,6 +254,39 @@ impl NativeModel {
         }
         let shape = if has_tokens { vec![rows, columns, width] } else { vec![rows, width] };
         Tensor::new(shape, Elements::Fp32(values))
+    }
+
+    /// Joins texts' scores by word, label and length into a batch; zeros where a text has fewer words or labels.
+    fn span_scores<'a>(
+        &self,
+        inputs: &[Tensor],
+        longest: usize,
+        outputs: impl Iterator<Item = &'a [f32]>,
+    ) -> Result<Tensor> {
+        let columns = inputs.first().and_then(|input| input.shape().last().copied()).unwrap_or(0).max(1);
+        let [words, mask] = [WORDS, "attention_mask"].map(|name| self.input(inputs, name));
+        let words = words.unwrap_or_default().chunks_exact(columns).enumerate().map(|(row, words)| {
+            let mask = mask.map(|mask| &mask[row * columns..][..columns]);
+            let is_token = |index: usize| mask.is_none_or(|mask| mask[index] != 0);
+            let words = words.iter().enumerate().filter(|(index, _)| is_token(*index));
+            words.map(|(_, word)| *word as usize).max().unwrap_or(0)
+        });
+        // Words, labels and scores of each text.
+        let texts: Vec<(usize, usize, &[f32])> = words
+            .zip(outputs)
+            .map(|(words, scores)| (words, scores.len() / (words * longest).max(1), scores))
+            .collect();
+        let most_words = texts.iter().map(|(words, ..)| *words).max().unwrap_or(0);
+        let most_labels = texts.iter().map(|(_, labels, _)| *labels).max().unwrap_or(0);
+        let mut values = vec![0.0; texts.len() * most_words * most_labels * longest];
+        for (text, (_, labels, scores)) in texts.iter().enumerate().filter(|(_, (_, labels, _))| *labels > 0)
+        {
+            for (word, scores) in scores.chunks_exact(labels * longest).enumerate() {
+                let start = (text * most_words + word) * most_labels * longest;
+                values[start..start + scores.len()].copy_from_slice(scores);
+            }
+        }
+        Tensor::new(vec![texts.len(), most_words, most_labels, longest], Elements::Fp32(values))
     }
 
     /// The input `name`, if the model has it.

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kivu_engine::program::{Attention, Largest, Load, Per, RowOperation, RowStage, Stage, Value, ValueId};
+use kivu_engine::program::{
+    Attention, Largest, Load, Per, RowOperation, RowStage, SpanHead, Stage, Value, ValueId,
+};
 
 /// An operation, and the values that it reads and writes.
 pub(super) enum Operation {
     Row(Per, RowOperation),
     Attention(Attention),
     Largest(Largest),
+    Spans(SpanHead),
 }
 
 /// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
@@ -18,9 +21,9 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
         match operation {
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
+            Operation::Spans(spans) => stages.push(Stage::Spans(spans)),
             Operation::Row(per, operation) => {
-                // A text block's tokens may be in several token blocks.
-                let continues = !matches!(operation, RowOperation::Pool { .. });
+                let continues = !operation.reads_other_rows();
                 match stages.last_mut() {
                     Some(Stage::Rows(stage)) if stage.per == per && continues => {
                         stage.operations.push(operation)
@@ -45,15 +48,16 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
                 read_later.extend(views.map(|view| view.value));
             }
             Stage::Largest(largest) => drop(read_later.insert(largest.input)),
+            Stage::Spans(spans) => drop(read_later.insert(spans.input)),
             Stage::Rows(stage) => {
                 let computed: BTreeSet<ValueId> = stage.operations.iter().map(RowOperation::output).collect();
                 stage.stores = computed.intersection(&read_later).copied().collect();
                 let mut read = BTreeSet::new();
                 for operation in &stage.operations {
-                    match *operation {
-                        // Pooling reads the value's token blocks, since a text block's tokens may be in several.
-                        RowOperation::Pool { input, .. } => drop(read_later.insert(input)),
-                        _ => read.extend(operation.inputs()),
+                    match operation.reads_other_rows() {
+                        // From their blocks, not from the stage's own.
+                        true => read_later.extend(operation.inputs()),
+                        false => read.extend(operation.inputs()),
                     }
                 }
                 let loads = read.difference(&computed).map(|value| Load {
@@ -73,7 +77,7 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
 fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     match stage {
         Stage::Attention(attention) => Some((attention.out, attention.heads)),
-        Stage::Rows(_) | Stage::Largest(_) => None,
+        Stage::Rows(_) | Stage::Largest(_) | Stage::Spans(_) => None,
     }
 }
 
@@ -83,25 +87,37 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
     let mut is_of_attention = vec![false; values.len()];
+    // The last operation of a stage that reads a value's other rows: until then, no block may replace them.
+    let mut read_until = vec![0; values.len()];
     for stage in stages {
         match stage {
             Stage::Attention(Attention { queries, keys, values, out, .. }) => {
                 is_of_attention[*out] = true;
                 operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
             }
-            Stage::Largest(Largest { input, out, .. }) => operations.push((vec![*input], *out)),
+            Stage::Largest(Largest { input, out, .. }) | Stage::Spans(SpanHead { input, out, .. }) => {
+                operations.push((vec![*input], *out));
+            }
             Stage::Rows(stage) => {
+                let end = operations.len() + stage.operations.len() - 1;
+                let others = stage.operations.iter().filter(|it| it.reads_other_rows());
+                others.flat_map(RowOperation::inputs).for_each(|input| read_until[input] = end);
                 operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
             }
         }
     }
-    let mut last_read = vec![0; values.len()];
+    let mut last_read = read_until;
     for (place, (inputs, _)) in operations.iter().enumerate() {
-        inputs.iter().for_each(|input| last_read[*input] = place);
+        inputs.iter().for_each(|input| last_read[*input] = last_read[*input].max(place));
     }
     outputs.iter().for_each(|output| last_read[*output] = usize::MAX);
+    let mut unused_after: Vec<Vec<ValueId>> = vec![Vec::new(); operations.len()];
+    let read: BTreeSet<ValueId> = operations.iter().flat_map(|(inputs, _)| inputs).copied().collect();
+    for value in read.into_iter().filter(|value| last_read[*value] < operations.len()) {
+        unused_after[last_read[value]].push(value);
+    }
     let (mut slots, mut free) = (0, Vec::new());
-    for (place, (inputs, out)) in operations.iter().enumerate() {
+    for (place, (_, out)) in operations.iter().enumerate() {
         // Attention divides its output by heads, not by row blocks.
         let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
         let found = free.iter().position(|value| shape(*value) == shape(*out));
@@ -113,9 +129,7 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
             }
         };
         values[*out].slot = slot;
-        let unused: BTreeSet<ValueId> =
-            inputs.iter().copied().filter(|input| last_read[*input] == place).collect();
-        free.extend(unused);
+        free.extend(unused_after[place].iter().copied());
     }
     slots
 }

@@ -5,8 +5,8 @@ use crate::{
     config::ConfigFile,
     encoder::{
         config::{
-            Bias, Disentangled, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions,
-            WORDS,
+            Bias, Details, Disentangled, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms,
+            Positions, WORDS,
         },
         distances::{Convolution, Distances},
     },
@@ -121,6 +121,13 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         },
         bias,
         head_input: HeadInput::first(head_activation),
+        details: Details {
+            embedding_width: match is_deberta {
+                true => config.get_size("embedding_size")?.filter(|width| *width != shared.facts.hidden),
+                false => None,
+            },
+            ..shared.details
+        },
         ..shared
     })
 }
@@ -128,7 +135,6 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 impl Disentangled {
     fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
         let EncoderConfig { facts, heads: Heads { width, .. }, .. } = shared;
-        expect(config, "embedding_size", &facts.hidden)?;
         expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &facts.hidden)?;
         let (distances, terms) = Distances::read(config, facts.max_positions)?;
@@ -197,7 +203,6 @@ mod tests {
     #[test]
     fn unsupported_fields_of_deberta_are_refused_by_name() {
         let refusals = [
-            config("embedding_size", json!(128)),
             config("attention_head_size", json!(64)),
             config("conv_kernel_size", json!(4)),
             config("position_buckets", json!(1)),
@@ -205,7 +210,6 @@ mod tests {
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r"
-        expected `embedding_size` 32, but found 128
         expected `attention_head_size` 8, but found 64
         expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1
         expected distances that go beyond half of `position_buckets`, but found 512 distances and 1 buckets

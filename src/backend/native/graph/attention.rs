@@ -2,7 +2,9 @@
 
 use kivu_engine::{
     array::Array,
-    program::{Attention, AttentionWindow, DistanceBias, Per, RotaryId, View},
+    program::{
+        Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId, View,
+    },
     rotary::{MAX_POSITIONS, Rotary},
 };
 
@@ -29,6 +31,7 @@ impl<'a> Reader<'a> {
         let heads = integer(node, "num_heads").and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
         let distances = match others {
             [] => DistanceBias::None,
+            [none] if none.is_empty() => DistanceBias::None,
             [distances] if bias.is_empty() => self.distances(distances, heads)?,
             _ => return Err(refuse()),
         };
@@ -98,6 +101,54 @@ impl<'a> Reader<'a> {
         }
         let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, window, bias };
         self.attend(node, [queries, keys, values], settings)
+    }
+
+    /// DeBERTa's attention, see `compiler/src/functions.rs`.
+    pub(super) fn disentangled_attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
+        let [queries, keys, values, mask, ids, heads, scale, columns, tables @ ..] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        let heads = self.scalar(heads).and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+        let scale: Array<f32> = self.array(scale, 1)?;
+        let vectors = self.distance_vectors(columns, tables)?.ok_or_else(refuse)?;
+        let head_size = self.by_row(queries)?.width.checked_div(heads);
+        if !matches!(self.meaning(ids)?, Meaning::Ids) || !vectors.has_shape(heads, head_size) {
+            return Err(refuse());
+        }
+        self.limits.length = self.limits.length.min(vectors.max_tokens());
+        let settings = Settings {
+            heads,
+            key_heads: heads,
+            scale: Some(scale[0]),
+            frequencies: None,
+            window: AttentionWindow::ALL,
+            bias: DistanceBias::Vectors(vectors),
+        };
+        self.attend(node, [queries, keys, values], settings)
+    }
+
+    /// Tables of distance vectors for queries, and for keys, with the column of each distance; `None` if they do not
+    /// fit each other.
+    fn distance_vectors(&self, columns: &str, tables: &[String]) -> Result<Option<DistanceVectors>> {
+        let count = self.tensor(columns)?.dims.first().and_then(|count| usize::try_from(*count).ok());
+        // Copied, since the file may change.
+        let columns: Array<i64> = self.array(columns, count.unwrap_or(0))?;
+        let columns: Option<Vec<u32>> = columns.iter().map(|column| u32::try_from(*column).ok()).collect();
+        let Some(name) = tables.iter().find(|name| !name.is_empty()) else { return Ok(None) };
+        let side = |side: &i64| usize::try_from(*side).ok();
+        let shape: Option<Vec<usize>> = self.tensor(name)?.dims.iter().map(side).collect();
+        let ([keys, queries], Some(columns), Some([heads, size, width])) =
+            (tables, columns, shape.as_deref())
+        else {
+            return Ok(None);
+        };
+        let length = heads.saturating_mul(*size).saturating_mul(*width);
+        let table = |name: &str| if name.is_empty() { Ok(None) } else { self.array(name, length).map(Some) };
+        let tables =
+            DistanceTables { shape: [*heads, *size, *width], keys: table(keys)?, queries: table(queries)? };
+        Ok(DistanceVectors::new(columns, tables))
     }
 
     /// Adds the rotary embedding with these frequencies, unless a layer has added it before.

@@ -7,6 +7,7 @@
 mod attention;
 mod constants;
 mod rows;
+mod spans;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,7 +15,9 @@ use bytes::Bytes;
 
 use kivu_engine::{
     kernel::LANES,
-    program::{Activation, Index, Limits, Per, Pooling, Program, RowOperation, Table, Value, ValueId, View},
+    program::{
+        Activation, Index, Limits, Lstm, Per, Pooling, Program, RowOperation, Table, Value, ValueId, View,
+    },
     rotary::Rotary,
 };
 
@@ -31,8 +34,10 @@ use crate::{
 /// too: they pad queries.
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
-/// Encoder inputs.
-pub(super) const INPUTS: [&str; 3] = ["input_ids", "token_type_ids", "attention_mask"];
+/// Encoder inputs; a model has token types, or the word that begins with each token.
+pub(super) const INPUTS: [&str; 4] = ["input_ids", "token_type_ids", "attention_mask", WORDS];
+/// The number of the word that begins with each token, or 0.
+pub(super) const WORDS: &str = "words_mask";
 
 /// Reads the program in `graph`; `files` has the external weights by name.
 pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
@@ -46,13 +51,19 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         operations: Vec::new(),
         limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX, length: usize::MAX },
         padding: None,
+        lstms: Vec::new(),
         attended: BTreeSet::new(),
     };
+    let has = |name: &str| graph.input.iter().any(|input| input.name == name);
+    if has(WORDS) && has("token_type_ids") {
+        return Err(unsupported("token types next to words"));
+    }
     for input in &graph.input {
         let meaning = match input.name.as_str() {
             "input_ids" => Meaning::Ids,
             "attention_mask" => Meaning::Mask,
             "token_type_ids" => Meaning::Types,
+            WORDS => Meaning::Words { input: None, layers: 0 },
             name => return Err(unsupported(&format!("the input `{name}`"))),
         };
         reader.meanings.insert(&input.name, meaning);
@@ -103,6 +114,13 @@ enum Meaning<'a> {
     Distances(&'a str),
     /// Maxima over a layer's outputs, which only graph outputs read.
     Largest(ValueId),
+    /// The numbers of words, or their vectors from an input's tokens after some recurrent layers.
+    Words {
+        input: Option<ValueId>,
+        layers: usize,
+    },
+    /// Scores of spans, which only graph outputs read.
+    Spans(ValueId),
 }
 
 struct Reader<'a> {
@@ -114,6 +132,8 @@ struct Reader<'a> {
     operations: Vec<Operation>,
     limits: Limits,
     padding: Option<u32>,
+    /// Recurrent layers over words.
+    lstms: Vec<Lstm>,
     /// Attention results, which are divided by texts and heads: only row operations read them.
     attended: BTreeSet<ValueId>,
 }
@@ -158,9 +178,14 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "DistanceValues") if matches!(self.meaning(input(1))?, Meaning::Ids) => {
                 Meaning::Distances(input(0))
             }
+            (FUNCTIONS, "Neighbours") => self.neighbours(node)?,
+            (FUNCTIONS, "DisentangledAttention") => self.disentangled_attention(node)?,
             (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
             (FUNCTIONS, "QuantizedLinear" | "QuantizedLinearInBlocks") => self.linear(node)?,
             (FUNCTIONS, "LargestOutputs" | "LargestOutputsInBlocks") => self.largest(node)?,
+            (FUNCTIONS, "Words") => self.words(node)?,
+            (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,
+            (FUNCTIONS, "Spans") => self.spans(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,
@@ -240,7 +265,7 @@ impl<'a> Reader<'a> {
     /// A graph output's value, whose columns are all used.
     fn output(&self, name: &str) -> Result<ValueId> {
         match self.meaning(name)? {
-            Meaning::Largest(value) => Ok(value),
+            Meaning::Largest(value) | Meaning::Spans(value) => Ok(value),
             _ => self.by_row(name).and_then(|_| self.whole(name)),
         }
     }

@@ -11,6 +11,9 @@ use kivu_engine::{
 use super::{Meaning, Operation, Reader, float, integer, unsupported};
 use crate::{error::Result, onnx_proto::NodeProto};
 
+/// Maximum number of rows that one row is joined from, far above published models'.
+const MAX_NEIGHBOURS: usize = 63;
+
 impl<'a> Reader<'a> {
     pub(super) fn lookup(
         &mut self,
@@ -27,6 +30,22 @@ impl<'a> Reader<'a> {
         *limit = rows.min(*limit);
         let out = self.value(Per::Token, width);
         self.row(Per::Token, RowOperation::Lookup { table, index, out });
+        Ok(self.all(out))
+    }
+
+    /// Each token's row between its neighbours' rows, see `compiler/src/functions.rs`.
+    pub(super) fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, count] = &node.input[..] else { return Err(refuse()) };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let count = self.scalar(count).and_then(|count| usize::try_from(count).ok());
+        let odd = count.filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS);
+        let Some(count) = odd.filter(|_| per == Per::Token) else { return Err(refuse()) };
+        let out = self.value(Per::Token, count * width);
+        self.row(Per::Token, RowOperation::Neighbours { input, out });
         Ok(self.all(out))
     }
 

@@ -1,0 +1,46 @@
+//! The scores of a text's word spans.
+
+use super::{Run, Scratch};
+use crate::{
+    kernel::Kernel,
+    program::{Program, SpanHead},
+};
+
+/// Scores the spans of one text.
+#[inline(always)]
+pub(super) fn score_spans<K: Kernel>(
+    kernel: K,
+    run: &Run,
+    program: &Program,
+    (head, text): (&SpanHead, usize),
+    scratch: &mut Scratch,
+) {
+    let buffers = &mut scratch.spans;
+    let (value, tokens) = (program.values[head.input], run.attended[text].clone());
+    let words = run.words(text);
+    buffers.words.clear();
+    buffers.words.resize(words * head.width, 0.0);
+    buffers.labels.clear();
+    let mut texts = run.tokens[tokens.clone()].iter();
+    run.each_part(value, tokens, |part| {
+        for (row, token) in part.chunks_exact(head.width).zip(&mut texts) {
+            if let Some(word) = (token.type_id as usize).checked_sub(1) {
+                let word = &mut buffers.words[word * head.width..][..head.width];
+                word.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+            if token.id == head.marker {
+                buffers.labels.extend_from_slice(row);
+            }
+        }
+    });
+    let mut out = run.part_mut(program.values[head.out].slot, text);
+    head.score(kernel, buffers, &mut out);
+}
+
+impl Run {
+    /// Number of words in a text: the largest one of its tokens' types.
+    fn words(&self, text: usize) -> usize {
+        let tokens = &self.tokens[self.attended[text].clone()];
+        tokens.iter().map(|token| token.type_id as usize).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,202 @@
+//! GLiNER's head: a score for each word span of a text and each label in front of it.
+//!
+//! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers; then each has a part in the
+//! vectors of the spans that begin with it, and of those that end with it. A span's score for a label is the product of
+//! the parts' positive sum and the label's vector.
+
+use crate::{
+    kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
+    linear::dense,
+    math::{activate, sigmoid},
+    program::{Activation, Dense, Lstm, SpanHead},
+};
+
+/// Buffers for one text. Other texts reuse them.
+#[derive(Debug, Default)]
+pub(crate) struct Spans {
+    /// A row per word.
+    pub(crate) words: Vec<f32>,
+    /// A row per label.
+    pub(crate) labels: Vec<f32>,
+    hidden: Vec<f32>,
+    outputs: Vec<f32>,
+    starts: Vec<f32>,
+    ends: Vec<f32>,
+    /// A label's factors per column, in panels of 32 labels.
+    panels: Vec<f32>,
+    biases: Vec<f32>,
+}
+
+impl SpanHead {
+    /// Writes a text's scores by first word, label and word count.
+    #[inline(always)]
+    pub(crate) fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
+        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases } = buffers;
+        for layer in &self.layers {
+            layer.recur(kernel, words, hidden, outputs);
+            std::mem::swap(words, outputs);
+        }
+        let [first, second, columns, bias] = &self.labels;
+        let count = labels.len() / self.width;
+        two_layers(kernel, [first, second], labels, (self.width, &mut *hidden), outputs);
+        apply(kernel, bias, outputs, self.width, biases);
+        apply(kernel, columns, outputs, self.width, hidden);
+        let wide = columns.outputs;
+        pack(hidden, wide, panels);
+        for (side, part) in self.sides.iter().zip([&mut *starts, &mut *ends]) {
+            let [first, second, last] = side;
+            two_layers(kernel, [first, second], words, (self.width, &mut *hidden), outputs);
+            outputs.iter_mut().for_each(positive);
+            apply(kernel, last, outputs, self.width, part);
+        }
+        out.clear();
+        out.resize(words.len() / self.width * count * self.longest, 0.0);
+        let rows = out.chunks_exact_mut((count * self.longest).max(1));
+        for (word, (start, out)) in starts.chunks_exact(wide).zip(rows).enumerate() {
+            self.score_word(kernel, (word, start), (&ends[..], &panels[..], &biases[..]), hidden, out);
+        }
+    }
+
+    /// Writes the scores of the spans that begin with a word.
+    #[inline(always)]
+    fn score_word<K: Kernel>(
+        &self,
+        kernel: K,
+        (word, start): (usize, &[f32]),
+        (ends, panels, biases): (&[f32], &[f32], &[f32]),
+        spans: &mut Vec<f32>,
+        out: &mut [f32],
+    ) {
+        let wide = start.len();
+        let lengths = self.longest.min(ends.len() / wide - word);
+        spans.clear();
+        for end in ends.chunks_exact(wide).skip(word).take(lengths) {
+            spans.extend(start.iter().zip(end).map(|(start, end)| start + end));
+        }
+        spans.iter_mut().for_each(positive);
+        let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
+        for (rows, first_length) in spans.chunks(MAX_ROWS * wide).zip((0..).step_by(MAX_ROWS)) {
+            let sums = &mut sums[..rows.len() / wide];
+            let labels = panels.chunks_exact(COLUMNS * wide).zip((0..).step_by(COLUMNS));
+            for (panel, first_label) in labels {
+                let columns = Rows { values: panel, stride: COLUMNS };
+                kernel.product(wide, Rows { values: rows, stride: wide }, columns, sums);
+                let labels = biases.iter().enumerate().skip(first_label).take(COLUMNS);
+                for (label, bias) in labels {
+                    for (length, sums) in sums.iter().enumerate() {
+                        let product = sums.as_flattened()[label - first_label];
+                        out[label * self.longest + first_length + length] = product + bias;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Lstm {
+    /// Writes each word's vector: both directions' states, one after the other.
+    #[inline(always)]
+    fn recur<K: Kernel>(&self, kernel: K, words: &[f32], gates: &mut Vec<f32>, out: &mut Vec<f32>) {
+        let width = self.gates.outputs / 4;
+        let (half, count) = (width / 2, words.len() / width);
+        // For each word, both directions' gates: input, output, forget, cell.
+        apply(kernel, &self.gates, words, width, gates);
+        out.clear();
+        out.resize(count * width, 0.0);
+        let padded = half.next_multiple_of(LANES);
+        let (mut state, mut cells, mut sums) = (vec![0.0; half], vec![0.0; half], vec![0.0; 4 * padded]);
+        for direction in 0..2 {
+            state.fill(0.0);
+            cells.fill(0.0);
+            for step in 0..count {
+                let word = if direction == 0 { step } else { count - 1 - step };
+                let gates = &gates[(2 * word + direction) * 4 * half..][..4 * half];
+                self.step(kernel, direction, (gates, &mut state, &mut cells), &mut sums);
+                out[word * width + direction * half..][..half].copy_from_slice(&state);
+            }
+        }
+    }
+
+    /// Replaces a direction's state and cells by the next ones.
+    #[inline(always)]
+    fn step<K: Kernel>(
+        &self,
+        kernel: K,
+        direction: usize,
+        (gates, state, cells): (&[f32], &mut [f32], &mut [f32]),
+        sums: &mut [f32],
+    ) {
+        let (half, padded) = (state.len(), sums.len() / 4);
+        let states = &self.states[direction * half * 4 * half..];
+        let mut products = [[[0.0; LANES]; 2]];
+        for column in (0..4 * half).step_by(COLUMNS) {
+            let part = Rows { values: &states[column..], stride: 4 * half };
+            kernel.product(half, Rows { values: state, stride: half }, part, &mut products);
+            let products = products.as_flattened().as_flattened();
+            for (at, (product, gate)) in (column..).zip(products.iter().zip(&gates[column..])) {
+                sums[at / half * padded + at % half] = product + gate;
+            }
+        }
+        let (sigmoids, candidates) = sums.split_at_mut(3 * padded);
+        for lanes in sigmoids.as_chunks_mut::<LANES>().0 {
+            kernel.store(sigmoid(kernel, kernel.load(lanes)), lanes);
+        }
+        tanh(kernel, candidates);
+        for (index, cell) in cells.iter_mut().enumerate() {
+            *cell = sigmoids[2 * padded + index] * *cell + sigmoids[index] * candidates[index];
+        }
+        candidates[..half].copy_from_slice(cells);
+        tanh(kernel, candidates);
+        for (index, state) in state.iter_mut().enumerate() {
+            *state = sigmoids[padded + index] * candidates[index];
+        }
+    }
+}
+
+#[inline(always)]
+fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
+    for lanes in values.as_chunks_mut::<LANES>().0 {
+        kernel.store(activate(kernel, Activation::Tanh, kernel.load(lanes)), lanes);
+    }
+}
+
+/// Applies a layer to rows with `width` numbers each.
+#[inline(always)]
+fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
+    out.resize(input.len() / width * layer.outputs, 0.0);
+    dense(kernel, input, width, layer, out);
+}
+
+/// Applies two layers; the first has positive outputs.
+#[inline(always)]
+fn two_layers<K: Kernel>(
+    kernel: K,
+    [first, second]: [&Dense; 2],
+    input: &[f32],
+    (width, hidden): (usize, &mut Vec<f32>),
+    out: &mut Vec<f32>,
+) {
+    apply(kernel, first, input, width, hidden);
+    hidden.iter_mut().for_each(positive);
+    apply(kernel, second, hidden, first.outputs, out);
+}
+
+/// The positive part; 0 for NaN and for negative zero.
+#[inline(always)]
+fn positive(value: &mut f32) {
+    *value = if *value > 0.0 { *value } else { 0.0 };
+}
+
+/// Transposes rows with `width` numbers each, in panels of 32 rows.
+#[inline(always)]
+fn pack(rows: &[f32], width: usize, panels: &mut Vec<f32>) {
+    panels.clear();
+    panels.resize((rows.len() / width).next_multiple_of(COLUMNS) * width, 0.0);
+    for (rows, panel) in rows.chunks(COLUMNS * width).zip(panels.chunks_exact_mut(COLUMNS * width)) {
+        for (column, row) in rows.chunks_exact(width).enumerate() {
+            for (value, out) in row.iter().zip(panel.as_chunks_mut::<COLUMNS>().0) {
+                out[column] = *value;
+            }
+        }
+    }
+}
