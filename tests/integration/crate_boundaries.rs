@@ -111,6 +111,8 @@ const OPENERS: &[&str] = &[
     "compiler/src/hub/download.rs",
     "compiler/src/named.rs",
     "compiler/src/scratch.rs",
+    // Creates a new file.
+    "cli/src/init.rs",
     "cli/src/interrupt.rs",
     "src/config/memory.rs",
     "src/fuzzing.rs",
