@@ -43,9 +43,9 @@ impl Rules {
         };
         let (callers, objects): (Vec<_>, Vec<_>) =
             config.rules.iter().chain([&default]).partition(|rule| writes_answers(&rule.input).is_some());
+        callers.iter().copied().try_for_each(check_output)?;
         let rules = objects.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
         let callers = callers.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
-        callers.iter().try_for_each(check_output)?;
         let written = callers.iter().filter(|rule| rule.bucket.is_some());
         for output in rules.iter().filter(|rule| rule.bucket.is_none()).chain(written) {
             let is_input = |rule: &&Rule| output.output.starts_with(&rule.input);
@@ -166,9 +166,9 @@ fn writes_answers(input: &str) -> Option<bool> {
 }
 
 /// Checks whether a caller's rule has an output.
-fn check_output(rule: &Rule) -> Result<()> {
+fn check_output(rule: &config::BatchRule) -> Result<()> {
     let is_written = writes_answers(&rule.input) == Some(true);
-    if is_written == rule.bucket.is_some() && (is_written || rule.output.is_empty()) {
+    if is_written && rule.output.parse::<Url>().is_ok() || !is_written && rule.output.is_empty() {
         return Ok(());
     }
     let expected = if is_written { "`s3://BUCKET/PREFIX` as" } else { "no" };

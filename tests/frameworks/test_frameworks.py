@@ -8,6 +8,7 @@ and `rank` and `translate-en-pt` of `models/`. Every framework must get what the
 texts get from `/embed`, to 1e-6, and equal integers and bits. Frameworks connect to TEST_URL only.
 """
 
+import io
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import unittest
 import urllib.request
 import warnings
 from pathlib import Path
+from unittest import mock
 
 sys.dont_write_bytecode = True  # no __pycache__ among the sources
 warnings.simplefilter("ignore")
@@ -46,7 +48,9 @@ import llama_index.core  # noqa: E402
 os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(llama_index.core.__file__).parent / "_static/tiktoken_cache")
 
 import boto3  # noqa: E402
-import botocore  # noqa: E402
+import botocore.awsrequest  # noqa: E402
+import botocore.config  # noqa: E402
+import botocore.exceptions  # noqa: E402
 import cohere  # noqa: E402
 import deepl  # noqa: E402
 import litellm  # noqa: E402
@@ -230,15 +234,22 @@ class Bedrock(FrameworkTest):
             self.assertAlmostEqual(result["relevance_score"], rank["score"], delta=1e-6)
 
     def test_keys_are_bearer_tokens(self):
+        """boto3 sends tokens to HTTPS endpoints only; the request is passed on to the server."""
         sent = []
-        os.environ["AWS_BEARER_TOKEN_BEDROCK"] = KEY
-        try:
-            client = self.client()
-        finally:
-            del os.environ["AWS_BEARER_TOKEN_BEDROCK"]
-        client.meta.events.register("before-send", lambda request, **_: sent.append(request.headers["Authorization"]))
-        self.assert_embeds([self.invoke(self.titan, {"inputText": QUERY}, client)["embedding"]], [QUERY])
-        self.assertEqual(sent, [f"Bearer {KEY}".encode()])
+
+        def forward(request, **_):
+            sent.append(request.headers["Authorization"])
+            headers = {"Authorization": sent[0], "Content-Type": "application/octet-stream"}
+            to = urllib.request.Request(request.url.replace("https://kivu.invalid", URL), request.body, headers)
+            with urllib.request.urlopen(to, timeout=30) as answer:
+                return botocore.awsrequest.AWSResponse(request.url, 200, answer.headers, io.BytesIO(answer.read()))
+
+        options = {"endpoint_url": "https://kivu.invalid", "region_name": "eu-west-1"}
+        with mock.patch.dict(os.environ, AWS_BEARER_TOKEN_BEDROCK=KEY):
+            client = boto3.client("bedrock-runtime", **options)
+            client.meta.events.register("before-send", forward)
+            self.assert_embeds([self.invoke(self.titan, {"inputText": QUERY}, client)["embedding"]], [QUERY])
+        self.assertIn(sent, ([f"Bearer {KEY}"], [f"Bearer {KEY}".encode()]))
 
     def test_errors_are_exceptions(self):
         client = self.signing()
