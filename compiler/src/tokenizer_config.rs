@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn a_class_needs_its_special_tokens() {
         let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
-        insta::assert_snapshot!(refusal, @"");
+        insta::assert_snapshot!(refusal, @"expected the token `[CLS]` of `cls_token` in `tokenizer.json`, but found none, so that the model has no vector for it");
         let named =
             ["cls", "sep", "unk", "pad", "mask"].map(|name| (format!("{name}_token"), json!("<bos>")));
         let mut settings: Map<String, Value> = named.into_iter().collect();
