@@ -292,7 +292,7 @@ impl Walk<'_> {
             let expected = format!("`transformer_task` `{task}` before these modules");
             self.allowed.pass(&name, ("transformer_task", own_task), &expected)?;
         }
-        let modality = |name| fields.get("modality_config").and_then(|modalities| modalities.get(name));
+        let modality = |name: &str| fields.get("modality_config").and_then(|modalities| modalities.get(name));
         if let Some(found) = own(modality("text").and_then(|text| text.get("method_output_name")), output) {
             let expected = format!("`method_output_name` `{output}` before these modules");
             self.allowed.pass(&name, ("method_output_name", &found), &expected)?;
