@@ -277,8 +277,7 @@ pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 
     let template = String::from_utf8_lossy(&template);
     if let Some(missing) = parts.iter().find(|part| !template.contains(**part)) {
         return Err(Error::model(format!(
-            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found another, without `{missing}`: templates are \
-             not run"
+            "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found one without `{missing}`: templates are not run"
         )));
     }
     Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))

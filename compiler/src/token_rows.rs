@@ -128,7 +128,9 @@ mod tests {
         knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap();
         file["model"]["unk_token"] = "none".into();
         let refusal = knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap_err();
-        insta::assert_snapshot!(refusal.chain(), @"");
+        let expected =
+            "expected a tokenizer with a token for unknown words (`unk_token` or `unk_id`) in its vocabulary";
+        assert!(refusal.to_string().starts_with(expected), "{refusal}");
     }
 
     #[test]

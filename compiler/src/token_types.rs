@@ -106,7 +106,9 @@ fn without_types(mut processor: Value) -> Value {
             for field in ["single", "pair"] {
                 let pieces = processor.get_mut(field).and_then(Value::as_array_mut);
                 let pieces = pieces.into_iter().flatten().filter_map(Value::as_object_mut);
-                pieces.flat_map(Map::values_mut).for_each(|piece| piece["type_id"] = 0.into());
+                for piece in pieces.flat_map(Map::values_mut).filter_map(Value::as_object_mut) {
+                    piece.insert("type_id".to_owned(), 0.into());
+                }
             }
             processor
         }
@@ -168,6 +170,15 @@ mod tests {
             "add_prefix_space": false,
         });
         assert_eq!(pair(roberta), [0; 6]);
+    }
+
+    #[test]
+    fn template_parts_in_an_unknown_form_are_refused_by_the_tokenizer() {
+        let mut file = tokenizer();
+        let part = json!({"SpecialToken": {"id": "[CLS]", "type_id": 1}, "unknown_key": true});
+        file["post_processor"]["pair"][0] = part;
+        remove_types(&mut file);
+        assert!(Tokenizer::from_json(&serde_json::to_vec(&file).unwrap()).is_err());
     }
 
     #[test]

@@ -200,7 +200,7 @@ fn add_special_tokens(
     let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
     let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
-    let defaults = default_tokens(class).filter(|(key, _)| !has_key(key));
+    let defaults = default_tokens(class).into_iter().filter(|(key, _)| !has_key(key));
     for (key, token) in sources.iter().flat_map(|file| special_tokens(file.fields())).chain(defaults) {
         if known.iter().any(|known| known["content"] == token) {
             continue;
@@ -220,7 +220,7 @@ fn add_special_tokens(
 }
 
 /// Special tokens of a class that settings do not name, with their keys.
-fn default_tokens(class: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
     const KEYS: [&str; 5] = ["cls_token", "sep_token", "unk_token", "pad_token", "mask_token"];
     let tokens = match class {
         "BertTokenizer"
@@ -238,7 +238,7 @@ fn default_tokens(class: &str) -> impl Iterator<Item = (&'static str, &'static s
         "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
         _ => [""; 5],
     };
-    KEYS.into_iter().zip(tokens).filter(|(_, token)| !token.is_empty())
+    KEYS.into_iter().zip(tokens).filter(|(_, token)| !token.is_empty()).collect()
 }
 
 /// Special tokens named by settings, with their keys.
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn a_class_needs_its_special_tokens() {
         let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
-        insta::assert_snapshot!(refusal, @"");
+        insta::assert_snapshot!(refusal, @"expected the token `[CLS]` of `cls_token` in `tokenizer.json`, but found none, so that the model has no vector for it");
         let named =
             ["cls", "sep", "unk", "pad", "mask"].map(|name| (format!("{name}_token"), json!("<bos>")));
         let mut settings: Map<String, Value> = named.into_iter().collect();

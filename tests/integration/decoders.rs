@@ -114,9 +114,15 @@ async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {
 
     let template = from.join("chat_template.jinja");
     edit(&template, "<Instruct>: ", "");
-    insta::assert_snapshot!(build("b").unwrap_err().chain(), @"");
+    insta::assert_snapshot!(
+        build("b").unwrap_err().chain(),
+        @"expected the template of Qwen3-Reranker in `chat_template.jinja`, but found one without `<Instruct>: `: templates are not run"
+    );
     fs::remove_file(template).unwrap();
-    insta::assert_snapshot!(build("c").unwrap_err().chain(), @"");
+    insta::assert_snapshot!(
+        build("c").unwrap_err().chain(),
+        @"expected the template of Qwen3-Reranker in `chat_template.jinja`, but found no such file: without a template, sentence-transformers puts nothing around a pair"
+    );
 }
 
 fn quantized(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {

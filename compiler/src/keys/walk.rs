@@ -292,7 +292,7 @@ impl Walk<'_> {
             let expected = format!("`transformer_task` `{task}` before these modules");
             self.allowed.pass(&name, ("transformer_task", own_task), &expected)?;
         }
-        let modality = |name| fields.get("modality_config").and_then(|modalities| modalities.get(name));
+        let modality = |name: &str| fields.get("modality_config").and_then(|modalities| modalities.get(name));
         if let Some(found) = own(modality("text").and_then(|text| text.get("method_output_name")), output) {
             let expected = format!("`method_output_name` `{output}` before these modules");
             self.allowed.pass(&name, ("method_output_name", &found), &expected)?;
@@ -478,7 +478,11 @@ mod tests {
         sparse.get_mut("modules.json").unwrap()[0]["type"] =
             json!("sentence_transformers.models.Transformer");
         let refusals = [plain, message, sparse].map(|files| refusal(&files));
-        insta::assert_snapshot!(refusals.join("\n"), @"");
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected no chat template in a model of vectors without `modules.json` in `tokenizer_config.json`, but found `chat_template` "{{ messages }}"
+        expected no `message` in `modality_config` in `sentence_bert_config.json`, but found `message` {"method":"forward","method_output_name":"last_hidden_state"}
+        expected `transformer_task` `fill-mask` before these modules in `sentence_bert_config.json`, but found `transformer_task` null
+        "#);
     }
 
     #[test]
