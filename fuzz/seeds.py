@@ -49,6 +49,7 @@ REQUESTS = [
     ("/model/embedding/invoke", {"inputText": "the cat", "dimensions": 1, "normalize": False, "embeddingTypes": ["float", "binary"]}),
     ("/model/embedding/invoke", {"texts": ["the cat"], "input_type": "search_query", "embedding_types": ["float", "int8"], "truncate": "LEFT", "max_tokens": 128000}),
     ("/model/ranking/invoke", {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "return_documents": True, "api_version": 2}),
+    ("/model/arn:/embedding/invoke", {"inputText": "the cat"}),
     ("/vertex", {"instances": [{"inputs": "the cat"}, {"query": "cat", "texts": ["dog"], "model": "ranking"}]}),
 ]
 

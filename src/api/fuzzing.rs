@@ -90,11 +90,17 @@ fn split_path(bytes: &[u8]) -> Option<(&'static str, &[u8])> {
     Some((known.unwrap_or_else(by_bytes).as_str(), body))
 }
 
+/// A path in which the model has two segments, as in an ARN, if the route has such a path.
+fn arn_path(route: &Route, model: &str) -> String {
+    route.path.replace("{model}/{resource}", &format!("arn:/{model}"))
+}
+
 /// Paths for POST, of each model where they name one.
 fn paths() -> &'static [String] {
     static PATHS: OnceLock<Vec<String>> = OnceLock::new();
-    let of_models =
-        |route: &Route| MODELS.map(|model| route.path.replace("{model}", model).replace("{version}", "1"));
+    let of_models = |route: &Route| {
+        MODELS.map(|model| arn_path(route, model).replace("{model}", model).replace("{version}", "1"))
+    };
     PATHS.get_or_init(|| {
         let all: BTreeSet<String> = routes::with_method(RouteMethod::Post).flat_map(of_models).collect();
         all.into_iter().collect()
