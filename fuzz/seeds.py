@@ -11,34 +11,46 @@ ROOT = pathlib.Path(__file__).parent.parent
 FIXTURES = ROOT / "tests/fixtures"
 CORPUS = ROOT / "fuzz/corpus"
 
-# In the order of ROUTES in src/api/fuzzing.rs.
+# Paths and bodies: at least one for each route.
 REQUESTS = [
-    (0, {"inputs": "the cat"}),
-    (0, {"inputs": {"source_sentence": "cat", "sentences": ["dog", "fish"]}}),
-    (1, {"inputs": ["the cat", [101, 7]], "truncate": True, "normalize": False, "prompt_name": "query", "dimensions": 1}),
-    (2, {"inputs": "the cat", "truncation_direction": "left"}),
-    (3, {"inputs": {"source_sentence": "cat", "sentences": ["dog"]}, "parameters": {"truncate": True}}),
-    (4, {"inputs": [["the cat", "a dog"]], "raw_scores": True}),
-    (5, {"query": "cat", "texts": ["dog", "fish"], "return_text": True, "raw_scores": False}),
-    (6, {"inputs": ["the cat"], "split": "never", "generate_parameters": {"num_beams": 2, "max_new_tokens": 3, "num_return_sequences": 2, "bad_words_ids": [[7]], "no_repeat_ngram_size": 2}}),
-    (7, {"inputs": "the cat", "add_special_tokens": False}),
-    (8, {"ids": [[101, 7, 102]], "skip_special_tokens": False}),
-    (9, {"inputs": ["the cat"], "normalize": True}),
-    (10, {"inputs": [{"text": "the cat", "text_pair": "a dog"}], "parameters": {"function_to_apply": "sigmoid", "top_k": 2}}),
-    (11, {"inputs": "the cat", "parameters": {"candidate_labels": ["cat", "dog"], "hypothesis_template": "It is {}.", "multi_label": True}}),
-    (12, {"inputs": {"query": "cat", "texts": ["dog"]}}),
-    (13, {"inputs": "the cat. the dog", "parameters": {"src_lang": "en", "tgt_lang": "pt", "generate_parameters": {"num_beams": 2, "early_stopping": "never", "length_penalty": 0.5, "repetition_penalty": 1.5}}}),
-    (14, {"model": "ranking", "query": "cat", "documents": [{"text": "dog"}], "top_n": 1, "return_documents": True}),
-    (15, {"query": "cat", "documents": ["dog"], "top_n": 1}),
-    (16, {"input": [[101, 7, 102]], "model": "embedding", "encoding_format": "base64", "dimensions": 2}),
-    (17, {}),
-    (18, {"id": "1", "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["cat"]}], "outputs": [{"name": "embedding"}]}),
-    (19, {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"]}, {"name": "LABELS", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}], "parameters": {"multi_label": True}}),
-    (20, {"inputs": [{"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [[7, 8]]}, {"name": "attention_mask", "shape": [1, 2], "datatype": "INT32", "data": [1, 0]}], "parameters": {"num_beams": 2}}),
-    (28, {"inputs": ["the cat", "a dog sat on the mat e\u0301"], "parameters": {"aggregation_strategy": "max", "ignore_labels": ["O"], "stride": 3, "redact": True}}),
-    (29, {"inputText": "the cat", "dimensions": 1, "normalize": False, "embeddingTypes": ["float", "binary"]}),
-    (29, {"texts": ["the cat"], "input_type": "search_query", "embedding_types": ["float", "int8"], "truncate": "LEFT", "max_tokens": 128000}),
-    (30, {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "return_documents": True, "api_version": 2}),
+    ("/", {"inputs": "the cat"}),
+    ("/", {"inputs": {"source_sentence": "cat", "sentences": ["dog", "fish"]}}),
+    ("/embed", {"inputs": ["the cat", [101, 7]], "truncate": True, "normalize": False, "prompt_name": "query", "dimensions": 1}),
+    ("/embed_all", {"inputs": "the cat", "truncation_direction": "left"}),
+    ("/similarity", {"inputs": {"source_sentence": "cat", "sentences": ["dog"]}, "parameters": {"truncate": True}}),
+    ("/predict", {"inputs": [["the cat", "a dog"]], "raw_scores": True}),
+    ("/rerank", {"query": "cat", "texts": ["dog", "fish"], "return_text": True, "raw_scores": False}),
+    ("/translate", {"inputs": ["the cat"], "split": "never", "generate_parameters": {"num_beams": 2, "max_new_tokens": 3, "num_return_sequences": 2, "bad_words_ids": [[7]], "no_repeat_ngram_size": 2}}),
+    ("/tokenize", {"inputs": "the cat", "add_special_tokens": False}),
+    ("/decode", {"ids": [[101, 7, 102]], "skip_special_tokens": False}),
+    ("/models/embedding", {"inputs": ["the cat"], "normalize": True}),
+    ("/models/classification", {"inputs": [{"text": "the cat", "text_pair": "a dog"}], "parameters": {"function_to_apply": "sigmoid", "top_k": 2}}),
+    ("/models/zero-shot", {"inputs": "the cat", "parameters": {"candidate_labels": ["cat", "dog"], "hypothesis_template": "It is {}.", "multi_label": True}}),
+    ("/models/ranking", {"inputs": {"query": "cat", "texts": ["dog"]}}),
+    ("/models/translation", {"inputs": "the cat. the dog", "parameters": {"src_lang": "en", "tgt_lang": "pt", "generate_parameters": {"num_beams": 2, "early_stopping": "never", "length_penalty": 0.5, "repetition_penalty": 1.5}}}),
+    ("/v1/rerank", {"model": "ranking", "query": "cat", "documents": [{"text": "dog"}], "top_n": 1, "return_documents": True}),
+    ("/v2/rerank", {"query": "cat", "documents": ["dog"], "top_n": 1}),
+    ("/v1/embeddings", {"input": [[101, 7, 102]], "model": "embedding", "encoding_format": "base64", "dimensions": 2}),
+    ("/v2/repository/index", {}),
+    ("/v2/models/embedding/infer", {"id": "1", "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["cat"]}], "outputs": [{"name": "embedding"}]}),
+    ("/v2/models/zero-shot/infer", {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"]}, {"name": "LABELS", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}], "parameters": {"multi_label": True}}),
+    ("/v2/models/translation/versions/1/infer", {"inputs": [{"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [[7, 8]]}, {"name": "attention_mask", "shape": [1, 2], "datatype": "INT32", "data": [1, 0]}], "parameters": {"num_beams": 2}}),
+    ("/models/token-classification", {"inputs": ["the cat", "a dog sat on the mat e\u0301"], "parameters": {"aggregation_strategy": "max", "ignore_labels": ["O"], "stride": 3, "redact": True}}),
+    ("/embed_sparse", {"inputs": "the cat", "max_active_dims": 2, "words": True}),
+    ("/invocations", {"inputs": ["the cat"]}),
+    ("/embeddings", {"input": [{"text": "the cat"}], "late_chunking": True}),
+    ("/v1/embed", {"texts": ["the cat"], "truncate": "END"}),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "the cat"}]}], "embedding_types": ["float", "base64"]}),
+    ("/v2/translate", {"text": ["the cat"], "source_lang": "EN", "target_lang": "PT", "split_sentences": "0"}),
+    ("/translate", {"q": ["the cat"], "source": "en", "target": "pt", "alternatives": "2"}),
+    ("/api/embed", {"input": ["the cat"], "truncate": False}),
+    ("/api/embeddings", {"prompt": "the cat"}),
+    ("/api/show", {"name": "embedding:latest"}),
+    ("/model/embedding/invoke", {"inputText": "the cat", "dimensions": 1, "normalize": False, "embeddingTypes": ["float", "binary"]}),
+    ("/model/embedding/invoke", {"texts": ["the cat"], "input_type": "search_query", "embedding_types": ["float", "int8"], "truncate": "LEFT", "max_tokens": 128000}),
+    ("/model/ranking/invoke", {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "return_documents": True, "api_version": 2}),
+    ("/model/arn:/embedding/invoke", {"inputText": "the cat"}),
+    ("/vertex", {"instances": [{"inputs": "the cat"}, {"query": "cat", "texts": ["dog"], "model": "ranking"}]}),
 ]
 
 
@@ -231,10 +243,9 @@ def tokenizer():
 
 
 def main():
-    bodies = [(route, json.dumps(body).encode()) for route, body in REQUESTS]
-    write("request", numbered(bytes([route]) + body for route, body in bodies))
-    body = bodies[2][1]
-    write("packed", {"gzip": bytes([1, 0]) + gzip.compress(body, mtime=0), "deflate": bytes([1, 1]) + zlib.compress(body), "plain": bytes([1, 2]) + body})
+    write("request", numbered(f"{path}\n{json.dumps(body)}".encode() for path, body in REQUESTS))
+    body = json.dumps(REQUESTS[2][1]).encode()
+    write("packed", {"gzip": b"\0/embed\n" + gzip.compress(body, mtime=0), "deflate": b"\1/embed\n" + zlib.compress(body), "plain": b"\2/embed\n" + body})
     ids = struct.pack("<2q", 7, 8)
     write(
         "tensors",

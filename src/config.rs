@@ -29,7 +29,7 @@ pub use self::{
     batch::{BatchConfig, BatchRule},
     choice::{EngineChoice, LogFormat, parse_address, parse_instructions},
     hub::HubConfig,
-    limits::Limits,
+    limits::{Limits, MAX_TEXTS},
     memory::{memory_of, resident as resident_memory},
     models::{FleetConfig, ModelConfig, Policy},
     s3::S3Config,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     app::App,
-    cohere::{self, CohereEmbedRequest, Content, Embedded, Truncate},
+    cohere::{self, CohereEmbedRequest, Embedded, Message, Truncate},
     inputs,
     ranking::{DocumentsRequest, RankedDocument, rank_documents},
     rejection::Reply,
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    json::Content,
     json_schemas::{Text, TextOrObject, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::embedding::EmbeddingParameters,
@@ -47,7 +48,7 @@ pub(super) enum BedrockResponse {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct TitanRequest {
     #[schemars(with = "Text")]
-    input_text: Value,
+    input_text: Content,
     /// Number of leading values to keep, which are normalized again.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
@@ -89,10 +90,10 @@ struct TitanVectors {
 #[serde(deny_unknown_fields)]
 pub(super) struct BedrockEmbedRequest {
     #[schemars(with = "Option<Texts>")]
-    texts: Option<Value>,
+    texts: Option<Content>,
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
-    inputs: Option<Vec<Content>>,
+    inputs: Option<Vec<Message>>,
     /// The texts' role, for which the model may have a prompt.
     input_type: Option<String>,
     /// The vector types. Without them, the vectors are floats in a list.
@@ -125,10 +126,10 @@ enum BedrockTruncate {
 #[serde(deny_unknown_fields)]
 pub(super) struct BedrockRankRequest {
     #[schemars(with = "Text")]
-    query: Value,
+    query: Content,
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
-    documents: Value,
+    documents: Content,
     /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
     top_n: Option<usize>,
@@ -204,7 +205,7 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
     inputs::count("embeddingTypes", types.len(), 2)?;
     inputs::above_zero("dimensions", body.dimensions)?;
     context.texts.count("inputText", 1)?;
-    let text = inputs::text("inputText", body.input_text)?;
+    let text = inputs::text(&"inputText", body.input_text, &context.texts)?;
     let parameters = EmbeddingParameters {
         prompt_name: context.app.named_prompt(Some(model)),
         normalize: Some(body.normalize.unwrap_or(true)),

@@ -1,6 +1,6 @@
 //! Reads bodies within two limits: the size per request, and the memory for all requests' bodies.
 
-use std::mem;
+use std::{mem, sync::Arc};
 
 use axum::{
     body::Body,
@@ -30,7 +30,7 @@ pub(super) struct ReadBody {
     /// Decompressed.
     pub(super) bytes: Vec<u8>,
     pub(super) deadline: Deadline,
-    pub(super) memory: RequestMemory,
+    pub(super) memory: Arc<RequestMemory>,
 }
 
 /// Reads a request body.
@@ -52,8 +52,8 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error>
             "expected a body of at most {limit} bytes, but found a `content-length` of {announced}"
         )));
     }
-    let mut memory = app.bodies.request();
-    let mut bytes = deadline.bound(collect(body, limit, &mut memory)).await?;
+    let memory = app.bodies.request();
+    let mut bytes = deadline.bound(collect(body, limit, &memory)).await?;
     if encoding != ContentEncoding::Identity {
         // The limit applies to the compressed and to the decompressed body.
         memory.resize(bytes.len() + limit)?;
@@ -74,7 +74,7 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
 ///
 /// A refused body is read on for a while and discarded: most clients read a response only after they have sent their
 /// request, and would see a broken connection instead.
-async fn collect(mut body: Body, limit: usize, memory: &mut RequestMemory) -> Result<Vec<u8>, Error> {
+async fn collect(mut body: Body, limit: usize, memory: &RequestMemory) -> Result<Vec<u8>, Error> {
     /// How much is read, as a multiple of the limit.
     const MAX_DISCARDED: usize = 4;
     let (mut blocks, mut found, mut refusal) = (Blocks::default(), 0_usize, None);
@@ -107,7 +107,7 @@ struct Blocks {
 
 impl Blocks {
     /// Adds bytes, whose memory the request holds first.
-    fn add(&mut self, mut data: &[u8], memory: &mut RequestMemory) -> Result<(), Error> {
+    fn add(&mut self, mut data: &[u8], memory: &RequestMemory) -> Result<(), Error> {
         while !data.is_empty() {
             if self.size == self.capacity {
                 let block = self.size.max(data.len()).min(MAX_BLOCK_BYTES);
@@ -123,7 +123,7 @@ impl Blocks {
         Ok(())
     }
 
-    fn into_bytes(mut self, memory: &mut RequestMemory) -> Result<Vec<u8>, Error> {
+    fn into_bytes(mut self, memory: &RequestMemory) -> Result<Vec<u8>, Error> {
         if let [Block::Allocated(bytes)] = self.blocks.as_mut_slice() {
             return Ok(mem::take(bytes));
         }
@@ -186,10 +186,10 @@ mod tests {
     async fn a_body_holds_its_memory_while_it_is_read() {
         let memory = BodyMemory::new(&limits());
         let (sender, receiver) = futures::channel::mpsc::unbounded::<Result<Vec<u8>, std::io::Error>>();
-        let mut of_request = memory.request();
+        let of_request = memory.request();
         let before = memory.free_kib();
         {
-            let collected = collect(Body::from_stream(receiver), 1024 * 1024, &mut of_request);
+            let collected = collect(Body::from_stream(receiver), 1024 * 1024, &of_request);
             tokio::pin!(collected);
             for sent in [1, 100_000, 300_000, 300_000] {
                 sender.unbounded_send(Ok(vec![b' '; sent])).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         let pieces: Vec<Vec<u8>> = (0..500_u32).map(|piece| piece.to_le_bytes().repeat(100)).collect();
         let body =
             Body::from_stream(futures::stream::iter(pieces.clone().into_iter().map(Ok::<_, std::io::Error>)));
-        assert_eq!(collect(body, 1024 * 1024, &mut of_request).await.unwrap(), pieces.concat());
+        assert_eq!(collect(body, 1024 * 1024, &of_request).await.unwrap(), pieces.concat());
         assert_eq!(before - memory.free_kib(), 200_000_usize.div_ceil(1024));
         drop(of_request);
         assert_eq!(memory.free_kib(), before);

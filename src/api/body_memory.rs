@@ -1,6 +1,6 @@
 //! Memory budget for all requests' bodies, and the part that each request holds.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -20,7 +20,7 @@ pub(super) struct BodyMemory {
 impl BodyMemory {
     /// The configured memory, or more if the largest request needs it.
     pub(super) fn new(limits: &Limits) -> Self {
-        let largest = limits.body_bytes.saturating_add(json::max_weight(limits.body_bytes));
+        let largest = limits.body_bytes.saturating_add(json::max_memory(limits.body_bytes));
         let max = limits.buffer_bytes.max(largest);
         let permits = (max / BYTES_PER_PERMIT + 1).min(Semaphore::MAX_PERMITS);
         Self { max, free: Arc::new(Semaphore::new(permits)) }
@@ -32,8 +32,8 @@ impl BodyMemory {
     }
 
     /// No memory yet, for a request.
-    pub(super) fn request(&self) -> RequestMemory {
-        RequestMemory { max: self.max, free: Arc::clone(&self.free), held: None }
+    pub(super) fn request(&self) -> Arc<RequestMemory> {
+        Arc::new(RequestMemory { max: self.max, free: Arc::clone(&self.free), held: Mutex::default() })
     }
 }
 
@@ -42,24 +42,25 @@ impl BodyMemory {
 pub(super) struct RequestMemory {
     max: usize,
     free: Arc<Semaphore>,
-    held: Option<OwnedSemaphorePermit>,
+    held: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl RequestMemory {
     /// Holds `bytes` from now on, or is refused and holds what it held before.
-    pub(super) fn resize(&mut self, bytes: usize) -> Result<(), Error> {
+    pub(super) fn resize(&self, bytes: usize) -> Result<(), Error> {
         let wanted = if bytes <= MAX_UNCOUNTED_BYTES { 0 } else { bytes.div_ceil(BYTES_PER_PERMIT) };
-        let held = self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let mut permit = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted <= held {
-            drop(self.held.as_mut().and_then(|permit| permit.split(held - wanted)));
+            drop(permit.as_mut().and_then(|permit| permit.split(held - wanted)));
             return Ok(());
         }
         let more = u32::try_from(wanted - held).ok();
         let more = more.and_then(|more| Arc::clone(&self.free).try_acquire_many_owned(more).ok());
         let more = more.ok_or(Error::Overloaded { limit: self.max, unit: "bytes of request bodies" })?;
-        match &mut self.held {
+        match permit.as_mut() {
             Some(permit) => permit.merge(more),
-            held => *held = Some(more),
+            None => *permit = Some(more),
         }
         Ok(())
     }
@@ -76,7 +77,7 @@ mod tests {
     #[test]
     fn requests_hold_memory_until_there_is_none() {
         let memory = BodyMemory::new(&limits());
-        let (mut one, mut other) = (memory.request(), memory.request());
+        let (one, other) = (memory.request(), memory.request());
         one.resize(60 * 1024 * 1024).unwrap();
         insta::assert_snapshot!(other.resize(5 * 1024 * 1024).unwrap_err(), @"expected at most 67108864 bytes of request bodies at once, but found more; try again in a moment");
         other.resize(MAX_UNCOUNTED_BYTES).unwrap();
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn the_largest_request_fits() {
         let limits = Limits { buffer_bytes: 1, ..limits() };
-        let largest = limits.body_bytes + json::max_weight(limits.body_bytes);
+        let largest = limits.body_bytes + json::max_memory(limits.body_bytes);
         BodyMemory::new(&limits).request().resize(largest).unwrap();
     }
 }

@@ -1,50 +1,40 @@
 //! Classification and zero-shot classification: TEI's `/predict`, and the model hub's bodies.
 
-use std::fmt::Display;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{
-    inputs::{self, TextLimit},
+    inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
-    response::{OneOrMany, characters, predictions, with_usage},
+    response::{OneOrMany, predictions, with_usage},
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
+    json::Content,
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     pipeline::{
         Input, classification::ClassificationPipeline, scores::ScoreFunction, zero_shot::ZeroShotPipeline,
     },
     task::{
         Scope,
-        classification::{ClassificationParameters, ZeroShotClassifier, ZeroShotParameters},
+        classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
     },
     tokenizer::Side,
 };
 
-/// Scores inputs. The response holds one list of labels for a single input, instead of one for each.
-async fn classify(
-    context: &Context,
-    pipeline: &ClassificationPipeline,
-    (inputs, is_single): (Vec<Input>, bool),
-    parameters: &ClassificationParameters,
-) -> Reply {
-    let classifier = parameters.prepare(pipeline, &context.scope())?;
-    let characters = characters(inputs.iter().flat_map(Input::texts));
+/// Scores inputs. The response holds one list of labels if `is_single`, instead of one for each input.
+async fn classify(context: &Context, classifier: &Classifier, inputs: Vec<Input>, is_single: bool) -> Reply {
     let scores = classifier.run(inputs, context.deadline).await?;
     let rows = scores.rows.iter().map(|row| predictions(classifier.labels(), row, classifier.top));
-    let answer = OneOrMany::new(rows.collect(), is_single);
-    Ok(with_usage(context, &answer, &scores.usage, characters))
+    Ok(with_usage(context, &OneOrMany::new(rows.collect(), is_single), &scores.usage))
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct PredictRequest {
     #[schemars(with = "Pairs")]
-    inputs: Value,
+    inputs: Content,
     /// Model name; the default is the first classification model.
     model: Option<String>,
     truncate: Option<bool>,
@@ -64,41 +54,23 @@ pub(super) async fn predict_with(
     pipeline: &ClassificationPipeline,
     body: PredictRequest,
 ) -> Reply {
-    let inputs = predict_inputs(body.inputs, &context.texts)?;
+    let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
         function_to_apply: body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None),
         truncate: body.truncate,
         truncation_direction: body.truncation_direction,
-        ..ClassificationParameters::default()
+        top_k: None,
     };
-    classify(context, pipeline, inputs, &parameters).await
+    classify(context, &parameters.prepare(pipeline, &context.scope())?, inputs, is_single).await
 }
 
-/// Inputs in TEI's format, and whether there is a single one outside a list.
-fn predict_inputs(value: Value, limit: &TextLimit) -> Result<(Vec<Input>, bool)> {
-    match value {
-        Value::Array(values) if values.iter().any(Value::is_array) => {
-            Ok((inputs::list("inputs", values, limit, |place, value| one_or_two(place, value))?, false))
-        }
-        value => {
-            limit.count("inputs", 1)?;
-            Ok((vec![one_or_two("inputs", value)?], true))
-        }
+/// Inputs in TEI's format, and whether there is a single one: a list is a pair, unless it has lists.
+fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<(Vec<Input>, bool)> {
+    if matches!(&inputs, Content::List(values) if values.has_lists) {
+        return Ok((inputs::one_or_list("inputs", inputs, texts, inputs::one_or_two)?, false));
     }
-}
-
-fn one_or_two(field: impl Display, value: Value) -> Result<Input> {
-    let wrong =
-        |found| Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"));
-    if let Some(found) = value.as_array().map(Vec::len).filter(|found| !(1..=2).contains(found)) {
-        return Err(wrong(found));
-    }
-    let mut texts = inputs::texts(&field, value, &TextLimit::new(2))?.into_iter();
-    match (texts.next(), texts.next()) {
-        (Some(text), None) => Ok(Input::Text(text)),
-        (Some(first), Some(second)) => Ok(Input::Pair(first.into(), second.into())),
-        (None, _) => Err(wrong(0)),
-    }
+    texts.count("inputs", 1)?;
+    Ok((vec![inputs::one_or_two(&"inputs", inputs, texts)?], true))
 }
 
 /// The model hub's body for a classification model.
@@ -106,7 +78,7 @@ fn one_or_two(field: impl Display, value: Value) -> Result<Input> {
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct ClassifyRequest {
     #[schemars(with = "OneOrManyClassified")]
-    inputs: Value,
+    inputs: Content,
     parameters: Option<ClassificationParameters>,
 }
 
@@ -116,37 +88,9 @@ pub(super) async fn classify_with(
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
 ) -> Reply {
-    let inputs = classify_inputs(body.inputs, &context.texts)?;
-    classify(context, pipeline, (inputs, false), &body.parameters.unwrap_or_default()).await
-}
-
-/// Inputs in the hub's format: a text, `{"text", "text_pair"}`, or a list with such items.
-fn classify_inputs(value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
-    match value {
-        Value::Array(values) => {
-            inputs::list("inputs", values, limit, |place, value| classify_input(place, value))
-        }
-        value => {
-            limit.count("inputs", 1)?;
-            Ok(vec![classify_input("inputs", value)?])
-        }
-    }
-}
-
-fn classify_input(field: impl Display, mut value: Value) -> Result<Input> {
-    if !value.is_object() {
-        return inputs::text(&field, value).map(Input::Text);
-    }
-    let text = inputs::text(format_args!("{field}.text"), value["text"].take())?;
-    match value["text_pair"].take() {
-        // `transformers` ignores an empty second text.
-        Value::Null => Ok(Input::Text(text)),
-        Value::String(pair) if pair.is_empty() => Ok(Input::Text(text)),
-        pair => {
-            let pair = inputs::text(format_args!("{field}.text_pair"), pair)?;
-            Ok(Input::Pair(text.into(), pair.into()))
-        }
-    }
+    let inputs = inputs::one_or_list("inputs", body.inputs, &context.texts, inputs::text_or_object)?;
+    let parameters = body.parameters.unwrap_or_default();
+    classify(context, &parameters.prepare(pipeline, &context.scope())?, inputs, false).await
 }
 
 /// The model hub's body for a zero-shot classification model.
@@ -154,7 +98,7 @@ fn classify_input(field: impl Display, mut value: Value) -> Result<Input> {
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct ZeroShotRequest {
     #[schemars(with = "Texts")]
-    inputs: Value,
+    inputs: Content,
     parameters: ZeroShotParameters,
 }
 
@@ -163,39 +107,39 @@ pub(super) async fn zero_shot_with(
     pipeline: &ZeroShotPipeline,
     body: ZeroShotRequest,
 ) -> Reply {
-    let is_single = body.inputs.is_string();
+    let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let limits = (&context.texts, context.scope());
-    let classifier = prepare_zero_shot(pipeline, texts.len(), &body.parameters, limits)?;
+    let classifier = prepare_zero_shot(context, pipeline, texts.len(), &body.parameters)?;
     let scores = classifier.run(&texts, context.deadline).await?;
     let rows = scores.rows.iter().map(|scores| predictions(classifier.labels(), scores, None));
-    let answer = OneOrMany::new(rows.collect(), is_single);
-    Ok(with_usage(context, &answer, &scores.usage, characters(texts.iter().map(String::as_str))))
+    Ok(with_usage(context, &OneOrMany::new(rows.collect(), is_single), &scores.usage))
 }
 
 /// Checks the parameters, and counts the pairs of texts and labels: each text is scored with each label, so their product
 /// is limited.
 pub(super) fn prepare_zero_shot(
+    context: &Context,
     pipeline: &ZeroShotPipeline,
-    texts: usize,
+    count: usize,
     parameters: &ZeroShotParameters,
-    (limit, scope): (&TextLimit, Scope),
 ) -> Result<ZeroShotClassifier> {
-    let max_labels = (limit.max() / texts.max(1)).max(1);
-    let classifier = parameters.prepare(pipeline, &Scope { max_labels, ..scope })?;
-    limit.count_more(texts * (classifier.labels().len() - 1))?;
+    let max_labels = (context.texts.max() / count.max(1)).max(1);
+    let classifier = parameters.prepare(pipeline, &Scope { max_labels, ..context.scope() })?;
+    context.texts.count_more(count * (classifier.labels().len() - 1))?;
     Ok(classifier)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     #[test]
     fn an_input_is_one_or_two_texts() {
-        let refusal = |inputs: Value| predict_inputs(inputs, &TextLimit::new(4)).unwrap_err().to_string();
+        let read =
+            |inputs: Value| predict_inputs(Content::deserialize(inputs).unwrap(), &RequestTexts::new(4));
+        let refusal = |inputs: Value| read(inputs).unwrap_err().to_string();
         let refusals = [json!([]), json!([[]]), json!([["a"], ["a", "b", "c"]]), json!(["a", "b", "c"])];
         insta::assert_snapshot!(refusals.map(refusal).join("\n"), @r"
         expected a text or a pair in `inputs`, but found 0 texts
@@ -203,6 +147,9 @@ mod tests {
         expected a text or a pair in `inputs[1]`, but found 3 texts
         expected a text or a pair in `inputs`, but found 3 texts
         ");
-        assert_eq!(predict_inputs(json!([["a"], ["a", "b"]]), &TextLimit::new(4)).unwrap().0.len(), 2);
+        insta::assert_snapshot!(refusal(json!(["a", 7])), @"expected `inputs[1]` to be a string, but found a number");
+        insta::assert_snapshot!(refusal(json!([7, ["a"]])), @"expected `inputs[0]` to be a string, but found a number");
+        insta::assert_snapshot!(refusal(json!([7, 8])), @"expected `inputs[0]` to be a string, but found a number");
+        assert_eq!(read(json!([["a"], ["a", "b"]])).unwrap().0.len(), 2);
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    inputs::{self, TextLimit},
+    inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    json::Content,
     json_schemas::{Object, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::{Scope, embedding::EmbeddingParameters},
@@ -27,10 +28,10 @@ pub(super) struct CohereEmbedRequest {
     /// Model name; the default is the first embedding model.
     pub(super) model: Option<String>,
     #[schemars(with = "Option<Texts>")]
-    pub(super) texts: Option<Value>,
+    pub(super) texts: Option<Content>,
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
-    pub(super) inputs: Option<Vec<Content>>,
+    pub(super) inputs: Option<Vec<Message>>,
     /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
     /// `clustering`.
     pub(super) input_type: Option<String>,
@@ -47,7 +48,7 @@ pub(super) struct CohereEmbedRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `content`")]
 #[schemars(inline)]
-pub(super) struct Content {
+pub(super) struct Message {
     #[schemars(length(min = 1))]
     content: Vec<Part>,
 }
@@ -176,14 +177,19 @@ pub(super) async fn embedded(
     Ok((embedded, found.usage))
 }
 
-fn texts(texts: Option<Value>, contents: Option<Vec<Content>>, limit: &TextLimit) -> Result<Vec<String>> {
+fn texts(
+    texts: Option<Content>,
+    contents: Option<Vec<Message>>,
+    limit: &RequestTexts,
+) -> Result<Vec<String>> {
     match (texts, contents) {
         (Some(texts), None) => inputs::texts("texts", texts, limit),
         (None, Some(contents)) => {
-            let text = |Content { content }: Content| {
-                Value::from(content.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n"))
+            let text = |message: Message| {
+                message.content.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n")
             };
-            inputs::texts("inputs", contents.into_iter().map(text).collect(), limit)
+            let texts: Vec<String> = contents.into_iter().map(text).collect();
+            inputs::texts("inputs", texts.into(), limit)
         }
         _ => Err(Error::invalid("expected either `texts` or `inputs`, but found both or neither")),
     }

@@ -1,28 +1,33 @@
 //! TEI's `/embed`, `/embed_sparse`, `/embed_all` and `/similarity`.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, SeqAccess},
+};
+use serde_json::{Map, Value};
 
 use super::{
     app::App,
     inputs,
     rejection::Reply,
-    request::{self, Call, Context, model_name},
-    response::{characters, with_usage},
+    request::{self, Call, Context},
+    response::with_usage,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
+    json::{self, Content, FromJson, Kind},
     json_schemas::{Inputs, OneText, Texts},
     pipeline::{
         Input,
-        embedding::{EmbeddingPipeline, Embeddings, TextVectors, VectorKind},
+        embedding::{EmbeddingPipeline, Embeddings, VectorKind},
         pooling::cosine,
-        sparse::SparseVector,
         vectors::VectorType,
     },
-    task::embedding::{Embedder, EmbeddingParameters},
+    task::embedding::EmbeddingParameters,
     tokenizer::Side,
 };
 
@@ -57,12 +62,60 @@ pub(super) struct EmbedOptions {
 }
 
 /// The body of `/embed`, `/embed_all` and `/embed_sparse`.
-#[derive(JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used; `parse` reads the body")]
+#[derive(Default, JsonSchema)]
 pub(super) struct EmbedRequest {
-    inputs: Inputs,
+    #[schemars(with = "Inputs")]
+    inputs: Option<Content>,
+    // Options are checked after the model is found; of an option that is given several times, the last one counts.
     #[serde(flatten)]
-    options: EmbedOptions,
+    #[schemars(with = "EmbedOptions")]
+    options: Map<String, Value>,
+    /// The name that selects the model.
+    #[serde(skip)]
+    pub(super) name: Option<String>,
+}
+
+impl EmbedRequest {
+    /// The inputs, and checked options.
+    fn read(self, context: &Context) -> Result<(Vec<Input>, EmbedOptions)> {
+        let inputs =
+            self.inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
+        let options: EmbedOptions = request::from_value(Value::Object(self.options))?;
+        options.check()?;
+        Ok((inputs::read("inputs", inputs, &context.texts)?, options))
+    }
+}
+
+impl<'de> FromJson<'de> for EmbedRequest {
+    fn other(_: &'static str) -> Self {
+        Self::default()
+    }
+
+    fn text(_: Cow<'_, str>) -> Self {
+        Self::default()
+    }
+
+    fn list<A: SeqAccess<'de>>(items: A) -> Result<Self, A::Error> {
+        Kind::list(items).map(|_| Self::default())
+    }
+
+    fn object<A: MapAccess<'de>>(mut fields: A) -> Result<Self, A::Error> {
+        let mut request = Self::default();
+        while let Some(name) = fields.next_key::<String>()? {
+            match name.as_str() {
+                "inputs" => request.inputs = Some(fields.next_value()?),
+                _ => drop(request.options.insert(name, fields.next_value()?)),
+            }
+        }
+        request.name = request.options.get("model").and_then(Value::as_str).map(str::to_owned);
+        Ok(request)
+    }
+}
+
+impl<'de> Deserialize<'de> for EmbedRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        json::from_any(deserializer)
+    }
 }
 
 impl EmbedOptions {
@@ -92,17 +145,6 @@ impl EmbedOptions {
     }
 }
 
-/// A body's inputs, character count and options.
-fn parse(context: &Context, mut body: Value) -> Result<(Vec<Input>, usize, EmbedOptions)> {
-    let inputs = body.as_object_mut().and_then(|body| body.remove("inputs"));
-    let inputs = inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
-    let options: EmbedOptions = request::from_value(body)?;
-    options.check()?;
-    let inputs = inputs::read("inputs", inputs, &context.texts)?;
-    let characters = characters(inputs.iter().flat_map(Input::texts));
-    Ok((inputs, characters, options))
-}
-
 /// A token's weight in a sparse vector.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct SparseValue {
@@ -112,6 +154,15 @@ pub(super) struct SparseValue {
     /// The token in the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
     word: Option<String>,
+}
+
+/// One list of vectors, or of objects with all requested kinds.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum EmbedResponse {
+    ByKind(Vec<VectorsByKind>),
+    Dense(Vec<Vector>),
+    Sparse(Vec<Vec<SparseValue>>),
 }
 
 /// The requested vectors for a text.
@@ -125,11 +176,6 @@ pub(super) struct VectorsByKind {
     /// A vector per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     multi_vector: Option<Vec<Vec<f32>>>,
-}
-
-fn sparse_values(embedder: &Embedder, vector: SparseVector) -> Vec<SparseValue> {
-    let value = |(index, value)| SparseValue { index, value, word: embedder.word(index) };
-    vector.0.into_iter().map(value).collect()
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -153,117 +199,86 @@ impl SimilarityRequest {
 struct SimilarityInputs {
     /// The text that the others are compared with.
     #[schemars(with = "OneText")]
-    source_sentence: Value,
+    source_sentence: Content,
     #[schemars(with = "Texts")]
-    sentences: Value,
+    sentences: Content,
 }
 
 /// Embed texts
-pub(super) async fn embed(Call(context, body): Call<Value>) -> Reply {
-    let name = model_name(&body).map(str::to_owned);
-    let (_, pipeline) = context.app.embedding(name.as_deref())?;
-    embed_with(&context, pipeline, name.as_deref(), body).await
+pub(super) async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
+    let (_, pipeline) = context.app.embedding(body.name.as_deref())?;
+    embed_as(&context, pipeline, body, VectorKind::Dense).await
 }
 
-/// Embeds with the model that `name` selects.
-pub(super) async fn embed_with(
-    context: &Context,
-    pipeline: &EmbeddingPipeline,
-    name: Option<&str>,
-    body: Value,
-) -> Reply {
-    let (inputs, characters, options) = parse(context, body)?;
-    let (format, has_outputs) = (options.encoding_format, options.outputs.is_some());
-    let mut parameters = options.parameters(&context.app, name);
-    parameters.outputs.get_or_insert_with(|| vec![VectorKind::Dense]);
-    let embedder = parameters.prepare(pipeline, &context.scope())?;
-    let form = Form::new(&embedder, format);
-    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
-    if !has_outputs {
-        let dense = vectors.into_iter().filter_map(|text| text.dense);
-        let vectors: Vec<_> = dense.map(|vector| form.apply(vector)).collect();
-        return Ok(with_usage(context, &vectors, &usage, characters));
-    }
-    let by_kind = |TextVectors { dense, sparse, multi_vector }| VectorsByKind {
-        dense: dense.map(|vector| form.apply(vector)),
-        sparse: sparse.map(|vector| sparse_values(&embedder, vector)),
-        multi_vector,
+/// Embed texts as token weights
+pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
+    let (_, pipeline) = context.app.embedding_with(body.name.as_deref(), VectorKind::Sparse)?;
+    embed_as(&context, pipeline, body, VectorKind::Sparse).await
+}
+
+/// Embed each token
+///
+/// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
+pub(super) async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply {
+    let (_, pipeline) = match context.app.embedding(body.name.as_deref())? {
+        // The first model that has token vectors; before there were others, the first with dense vectors.
+        (_, pipeline) if body.name.is_none() && !pipeline.settings().has(VectorKind::Dense) => {
+            context.app.embedding_with(None, VectorKind::MultiVector)?
+        }
+        found => found,
     };
-    let vectors: Vec<_> = vectors.into_iter().map(by_kind).collect();
-    Ok(with_usage(context, &vectors, &usage, characters))
+    embed_as(&context, pipeline, body, VectorKind::MultiVector).await
 }
 
 /// Embeds with a model, like the route for its first vector kind.
 pub(super) async fn embed_by_default(
     context: &Context,
     pipeline: &EmbeddingPipeline,
-    name: Option<&str>,
-    body: Value,
+    body: EmbedRequest,
 ) -> Reply {
-    let has_outputs = body.get("outputs").is_some_and(|outputs| !outputs.is_null());
-    match pipeline.settings().outputs().first() {
-        Some((VectorKind::Sparse, _)) if !has_outputs => {
-            embed_sparse_with(context, pipeline, name, body).await
-        }
-        Some((VectorKind::MultiVector, _)) if !has_outputs => {
-            embed_all_with(context, pipeline, name, body).await
-        }
-        _ => embed_with(context, pipeline, name, body).await,
-    }
+    let has_outputs = body.options.get("outputs").is_some_and(|outputs| !outputs.is_null());
+    let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
+    let kind = first.filter(|_| !has_outputs).unwrap_or(VectorKind::Dense);
+    embed_as(context, pipeline, body, kind).await
 }
 
-/// Embed texts as token weights
-pub(super) async fn embed_sparse(Call(context, body): Call<Value>) -> Reply {
-    let name = model_name(&body).map(str::to_owned);
-    let (_, pipeline) = context.app.embedding_with(name.as_deref(), VectorKind::Sparse)?;
-    embed_sparse_with(&context, pipeline, name.as_deref(), body).await
-}
-
-async fn embed_sparse_with(
+/// Embeds like the route for vectors of `kind`. Only the one for dense vectors has other `outputs`.
+async fn embed_as(
     context: &Context,
     pipeline: &EmbeddingPipeline,
-    name: Option<&str>,
-    body: Value,
+    mut body: EmbedRequest,
+    kind: VectorKind,
 ) -> Reply {
-    let (inputs, characters, options) = parse(context, body)?;
-    inputs::above_zero("dimensions", options.dimensions)?;
-    let outputs = Some(vec![VectorKind::Sparse]);
-    let parameters = EmbeddingParameters { outputs, ..options.parameters(&context.app, name) };
+    let name = body.name.take();
+    let (inputs, options) = body.read(context)?;
+    if kind != VectorKind::Dense {
+        inputs::above_zero("dimensions", options.dimensions)?;
+    }
+    let format = options.encoding_format;
+    let mut parameters = options.parameters(&context.app, name.as_deref());
+    if kind == VectorKind::MultiVector {
+        let options = parameters.options(&context.scope());
+        let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
+        return Ok(with_usage(context, &embeddings.vectors, &embeddings.usage));
+    }
+    let requested = parameters.outputs.take().filter(|_| kind == VectorKind::Dense);
+    let is_by_kind = requested.is_some();
+    parameters.outputs = requested.or_else(|| Some(vec![kind]));
     let embedder = parameters.prepare(pipeline, &context.scope())?;
     let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
-    let values = vectors.into_iter().filter_map(|text| text.sparse);
-    let vectors: Vec<_> = values.map(|vector| sparse_values(&embedder, vector)).collect();
-    Ok(with_usage(context, &vectors, &usage, characters))
-}
-
-/// Embed each token
-///
-/// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
-pub(super) async fn embed_all(Call(context, body): Call<Value>) -> Reply {
-    let name = model_name(&body).map(str::to_owned);
-    let name = name.as_deref();
-    let (_, pipeline) = match name {
-        Some(_) => context.app.embedding(name)?,
-        // The first model that has token vectors; before there were others, the first with dense vectors.
-        None => match context.app.embedding(None)? {
-            found @ (_, pipeline) if pipeline.settings().has(VectorKind::Dense) => found,
-            _ => context.app.embedding_with(None, VectorKind::MultiVector)?,
-        },
+    let form = Form::new(&embedder, format);
+    let weight = |(index, value)| SparseValue { index, value, word: embedder.word(index) };
+    let by_kind = vectors.into_iter().map(|text| VectorsByKind {
+        dense: text.dense.map(|vector| form.apply(vector)),
+        sparse: text.sparse.map(|vector| vector.0.into_iter().map(weight).collect()),
+        multi_vector: text.multi_vector,
+    });
+    let answer = match kind {
+        _ if is_by_kind => EmbedResponse::ByKind(by_kind.collect()),
+        VectorKind::Sparse => EmbedResponse::Sparse(by_kind.filter_map(|text| text.sparse).collect()),
+        _ => EmbedResponse::Dense(by_kind.filter_map(|text| text.dense).collect()),
     };
-    embed_all_with(&context, pipeline, name, body).await
-}
-
-async fn embed_all_with(
-    context: &Context,
-    pipeline: &EmbeddingPipeline,
-    name: Option<&str>,
-    body: Value,
-) -> Reply {
-    let (inputs, characters, options) = parse(context, body)?;
-    inputs::above_zero("dimensions", options.dimensions)?;
-    let options = options.parameters(&context.app, name).options(&context.scope());
-    let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
-    Ok(with_usage(context, &embeddings.vectors, &embeddings.usage, characters))
+    Ok(with_usage(context, &answer, &usage))
 }
 
 /// Compare sentences with a source sentence
@@ -284,7 +299,6 @@ pub(super) async fn similarity_with(
         [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));
     let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, &one)?;
     texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, &others)?);
-    let characters = characters(texts.iter().map(String::as_str));
     let inputs = texts.into_iter().map(Input::Text).collect();
     let options = body.parameters.unwrap_or_default();
     options.check()?;
@@ -292,5 +306,5 @@ pub(super) async fn similarity_with(
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
     let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
-    Ok(with_usage(context, &similarities, &embeddings.usage, characters))
+    Ok(with_usage(context, &similarities, &embeddings.usage))
 }

@@ -1,6 +1,9 @@
 //! Request readers: every route, with a scripted model for every task.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+};
 
 use axum::{
     Router,
@@ -9,11 +12,14 @@ use axum::{
 };
 use tower_service::Service;
 
-use super::{App, BindScope, Guard, router};
+use super::{
+    App, BindScope, Guard,
+    route::{Route, RouteMethod},
+    router, routes,
+};
 use crate::{
     backend::{
-        Backend, Engine, Signature, TensorSpec,
-        routing::Route,
+        Backend, Engine, Signature, TensorSpec, routing,
         scripted::{ScriptedBackend, ScriptedSeq2Seq},
     },
     config::{AuthConfig, Limits},
@@ -42,60 +48,27 @@ use crate::{
 const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/tokenizer.json");
 const MAX_TOKENS: usize = 16;
 
-/// Routes with a request body; an input's first byte selects one.
-const ROUTES: [&str; 31] = [
-    "/",
-    "/embed",
-    "/embed_all",
-    "/similarity",
-    "/predict",
-    "/rerank",
-    "/translate",
-    "/tokenize",
-    "/decode",
-    "/models/embedding",
-    "/models/classification",
-    "/models/zero-shot",
-    "/models/ranking",
-    "/models/translation",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/embeddings",
-    "/v2/repository/index",
-    "/v2/models/embedding/infer",
-    "/v2/models/zero-shot/infer",
-    "/v2/models/translation/versions/1/infer",
-    "/v1/embed",
-    "/v2/embed",
-    "/v2/translate",
-    "/api/embed",
-    "/api/embeddings",
-    "/api/show",
-    "/vertex",
-    "/models/token-classification",
-    "/model/embedding/invoke",
-    "/model/ranking/invoke",
-];
+/// The models for all tasks.
+const MODELS: [&str; 6] =
+    ["embedding", "classification", "token-classification", "zero-shot", "ranking", "translation"];
 
-/// A byte that selects the route, and a body.
+/// A line with a path, and a body.
 pub(crate) fn request(bytes: &[u8]) {
-    let Some((route, body)) = bytes.split_first() else { return };
-    let path = ROUTES[usize::from(*route) % ROUTES.len()];
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(path)
-        .header("content-type", "application/json")
-        .body(Body::from(body.to_vec()));
-    if let Ok(request) = request {
-        send(request);
+    if let Some((path, body)) = split_path(bytes) {
+        post(path, "identity", body);
     }
 }
 
-/// A byte that selects the route, one that selects the content encoding, and a body.
+/// A byte that selects the content encoding, a line with a path, and a body.
 pub(crate) fn packed_request(bytes: &[u8]) {
-    let Some(([route, encoding], body)) = bytes.split_first_chunk() else { return };
-    let path = ROUTES[usize::from(*route) % ROUTES.len()];
+    let Some((encoding, rest)) = bytes.split_first() else { return };
     let encoding = ["gzip", "deflate", "identity", "gzip, gzip"][usize::from(*encoding) % 4];
+    if let Some((path, body)) = split_path(rest) {
+        post(path, encoding, body);
+    }
+}
+
+fn post(path: &str, encoding: &str, body: &[u8]) {
     let request = Request::builder()
         .method(Method::POST)
         .uri(path)
@@ -105,6 +78,33 @@ pub(crate) fn packed_request(bytes: &[u8]) {
     if let Ok(request) = request {
         send(request);
     }
+}
+
+/// The path in an input's first line, and the rest. A line that is no path selects a route by its bytes, so that
+/// mutated lines reach handlers, too.
+fn split_path(bytes: &[u8]) -> Option<(&'static str, &[u8])> {
+    let place = bytes.iter().position(|byte| *byte == b'\n')?;
+    let (line, body) = (&bytes[..place], &bytes[place + 1..]);
+    let known = paths().iter().find(|path| path.as_bytes() == line);
+    let by_bytes = || &paths()[line.iter().map(|byte| usize::from(*byte)).sum::<usize>() % paths().len()];
+    Some((known.unwrap_or_else(by_bytes).as_str(), body))
+}
+
+/// A path in which the model has two segments, as in an ARN, if the route has such a path.
+fn arn_path(route: &Route, model: &str) -> String {
+    route.path.replace("{model}/{resource}", &format!("arn:/{model}"))
+}
+
+/// Paths for POST, of each model where they name one.
+fn paths() -> &'static [String] {
+    static PATHS: OnceLock<Vec<String>> = OnceLock::new();
+    let of_models = |route: &Route| {
+        MODELS.map(|model| arn_path(route, model).replace("{model}", model).replace("{version}", "1"))
+    };
+    PATHS.get_or_init(|| {
+        let all: BTreeSet<String> = routes::with_method(RouteMethod::Post).flat_map(of_models).collect();
+        all.into_iter().collect()
+    })
 }
 
 /// Two bytes with the JSON length, and a message with binary tensors.
@@ -270,7 +270,7 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
         tokenizer: Arc::clone(tokenizer),
         target: Arc::clone(tokenizer),
         shortlist: None,
-        route: Route::seq2seq(Some(Arc::new(sequences)), None),
+        route: routing::Route::seq2seq(Some(Arc::new(sequences)), None),
     };
     Seq2SeqPipeline::new(parts, settings)
 }
@@ -307,4 +307,26 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     let max_tokens = pipeline.max_tokens();
     let settings = ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None };
     Model { name, digest, arithmetic, manifest, settings, pipeline, max_input_memory, files }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn each_route_has_an_input() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/request");
+        let inputs: Vec<Vec<u8>> =
+            fs::read_dir(folder).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+        let has_input = |route: &Route| {
+            inputs.iter().filter_map(|input| split_path(input)).any(|(path, _)| route.matches(path))
+        };
+        let without: Vec<_> = routes::with_method(RouteMethod::Post)
+            .filter(|route| !has_input(route))
+            .map(|route| route.path)
+            .collect();
+        assert!(without.is_empty(), "`fuzz/seeds.py` lacks {without:?}");
+    }
 }

@@ -1,16 +1,19 @@
 //! Text generation with the model hub's body: translations, summaries and others.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{
     inputs,
     rejection::Reply,
     request::{self, Context},
-    response::{characters, with_usage},
+    response::{OneOrMany, with_usage},
 };
 use crate::{
+    json::Content,
     json_schemas::Texts,
     pipeline::{
         Task,
@@ -26,7 +29,7 @@ use crate::{
 #[schemars(rename = "GenerationRequest")]
 pub(super) struct HubGenerationRequest {
     #[schemars(with = "Texts")]
-    inputs: Value,
+    inputs: Content,
     parameters: Option<HubParameters>,
 }
 
@@ -78,14 +81,14 @@ fn gather(body: &mut Value) {
 /// are several texts with several results.
 pub(super) async fn generate_with(
     context: &Context,
-    (pipeline, task): (&Seq2SeqPipeline, Task),
+    pipeline: &Seq2SeqPipeline,
+    task: Task,
     mut body: Value,
 ) -> Reply {
     gather(&mut body);
     let body: HubGenerationRequest = request::from_value(body)?;
-    let is_single = body.inputs.is_string();
+    let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let characters = characters(texts.iter().map(String::as_str));
     let parameters = body.parameters.unwrap_or_default();
     let (split, truncate) = match parameters.truncation {
         Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), Some(true)),
@@ -107,14 +110,14 @@ pub(super) async fn generate_with(
         Task::Summarization => "summary_text",
         _ => "generated_text",
     };
-    let of_text =
-        |texts: &Vec<GeneratedText>| texts.iter().map(|text| json!({ field: text.text })).collect::<Vec<_>>();
-    let lists: Vec<Vec<Value>> = generated.texts.iter().map(of_text).collect();
-    let is_flat = is_single || lists.iter().all(|list| list.len() == 1);
-    let answer: Value = if is_flat {
-        lists.into_iter().flatten().collect()
-    } else {
-        lists.into_iter().map(Value::from).collect()
+    let of_text = |texts: Vec<GeneratedText>| -> Vec<_> {
+        texts.into_iter().map(|text| BTreeMap::from([(field, text.text)])).collect()
     };
-    Ok(with_usage(context, &answer, &generated.usage, characters))
+    let mut lists: Vec<_> = generated.texts.into_iter().map(of_text).collect();
+    let is_flat = is_single || lists.iter().all(|list| list.len() == 1);
+    let answer = match is_flat {
+        true => OneOrMany::One(lists.drain(..).flatten().collect()),
+        false => OneOrMany::Many(lists),
+    };
+    Ok(with_usage(context, &answer, &generated.usage))
 }

@@ -8,28 +8,32 @@ use std::{
     },
 };
 
-use serde_json::Value;
-
 pub(super) use crate::task::count;
 use crate::{
     error::{Error, Result},
-    json::kind,
+    json::{Content, List},
     pipeline::Input,
 };
 
-/// Maximum and remaining texts for a request, which may consist of several requests that share the limit.
+/// Texts of a request, which may consist of several requests: the maximum, those that are left, and the characters.
 #[derive(Clone, Debug)]
-pub(super) struct TextLimit {
+pub(super) struct RequestTexts {
     /// Per field.
     max: usize,
     /// Per request.
     total: usize,
     left: Arc<AtomicUsize>,
+    characters: Arc<AtomicUsize>,
 }
 
-impl TextLimit {
+impl RequestTexts {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, total: max, left: Arc::new(max.into()) }
+        Self { max, total: max, left: Arc::new(max.into()), characters: Arc::default() }
+    }
+
+    /// Characters in all texts that were read.
+    pub(super) fn characters(&self) -> usize {
+        self.characters.load(Relaxed)
     }
 
     /// The same limit for a field with fewer texts.
@@ -69,67 +73,89 @@ impl Display for Place<'_> {
     }
 }
 
-/// A text, texts, token ids or token id lists: 1 to `limit` inputs, all non-empty.
-pub(super) fn read(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Input>> {
-    match value {
-        Value::String(_) => {
-            limit.count(field, 1)?;
-            Ok(vec![input(&field, value)?])
+/// A text, texts, token ids or token id lists: 1 to `texts` inputs, all non-empty.
+pub(super) fn read(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Input>> {
+    match content {
+        Content::List(values) if values.begins_with_number() => {
+            texts.count(field, 1)?;
+            Ok(vec![Input::Ids(ids(&field, *values)?)])
         }
-        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
-            limit.count(field, 1)?;
-            Ok(vec![Input::Ids(ids(&field, values)?)])
-        }
-        Value::Array(values) => list(field, values, limit, |place, value| input(&place, value)),
+        Content::Text(_) | Content::List(_) => one_or_list(field, content, texts, input),
         other => Err(unexpected(field, "a string, a list of strings or lists of token ids", &other)),
     }
 }
 
-/// A text or a list of 1 to `limit` texts.
-pub(super) fn texts(field: impl Display, value: Value, limit: &TextLimit) -> Result<Vec<String>> {
-    match value {
-        Value::Array(values) => list(field, values, limit, |place, value| text(place, value)),
+/// A text or a list of 1 to `texts` texts.
+pub(super) fn texts(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<String>> {
+    one_or_list(field, content, texts, text)
+}
+
+/// An item or a list of 1 to `texts` items, each parsed with its position.
+pub(super) fn one_or_list<T>(
+    field: &str,
+    content: Content,
+    texts: &RequestTexts,
+    parse: impl Fn(&dyn Display, Content, &RequestTexts) -> Result<T>,
+) -> Result<Vec<T>> {
+    match content {
+        Content::List(values) => {
+            texts.count(field, values.count)?;
+            let values = values.values().enumerate();
+            values.map(|(index, value)| parse(&Place { list: &field, index }, value, texts)).collect()
+        }
         value => {
-            limit.count(&field, 1)?;
-            Ok(vec![text(field, value)?])
+            texts.count(field, 1)?;
+            Ok(vec![parse(&field, value, texts)?])
         }
     }
 }
 
-/// A list with 1 to `limit` texts, or items with a text, each parsed with its position.
-pub(super) fn list<T>(
-    field: impl Display,
-    values: Vec<Value>,
-    limit: &TextLimit,
-    parse: impl Fn(Place<'_>, Value) -> Result<T>,
-) -> Result<Vec<T>> {
-    limit.count(&field, values.len())?;
-    items(&field, values, parse)
-}
-
-fn items<T>(
-    list: &dyn Display,
-    values: Vec<Value>,
-    parse: impl Fn(Place<'_>, Value) -> Result<T>,
-) -> Result<Vec<T>> {
-    let values = values.into_iter().enumerate();
-    values.map(|(index, value)| parse(Place { list, index }, value)).collect()
-}
-
 /// A text that is not empty.
-pub(super) fn text(field: impl Display, value: Value) -> Result<String> {
-    match value {
-        Value::String(text) if text.is_empty() => {
+pub(super) fn text(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<String> {
+    match content {
+        Content::Text(text) if text.is_empty() => {
             Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
         }
-        Value::String(text) => Ok(text),
+        Content::Text(text) => {
+            texts.characters.fetch_add(text.chars().count(), Relaxed);
+            Ok(text)
+        }
         other => Err(unexpected(field, "a string", &other)),
     }
 }
 
-/// Token ids or token id lists: 1 to `limit` lists, all non-empty.
-pub(super) fn id_lists(field: &str, value: Value, limit: &TextLimit) -> Result<Vec<Vec<u32>>> {
-    let inputs = read(field, value, limit)?.into_iter().map(|input| match input {
+/// A text, or a list with one or two texts that the model reads together.
+pub(super) fn one_or_two(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
+    let Content::List(values) = content else { return text(field, content, texts).map(Input::Text) };
+    let found = values.count;
+    let values = values.values().take(2).enumerate();
+    let mut parsed = values.map(|(index, value)| text(&Place { list: field, index }, value, texts));
+    match (found, parsed.next(), parsed.next()) {
+        (1, Some(one), _) => one.map(Input::Text),
+        (2, Some(first), Some(second)) => Ok(Input::Pair(first?.into(), second?.into())),
+        _ => Err(Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"))),
+    }
+}
+
+/// A text, or an object with a `text` and perhaps its `text_pair`.
+pub(super) fn text_or_object(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
+    let Content::Object(values) = content else { return text(field, content, texts).map(Input::Text) };
+    let [first, second] = *values;
+    let first = text(&format_args!("{field}.text"), first, texts)?;
+    match second {
+        // `transformers` ignores an empty second text.
+        Content::Text(second) if second.is_empty() => Ok(Input::Text(first)),
+        second if second.is_null() => Ok(Input::Text(first)),
+        second => {
+            let second = text(&format_args!("{field}.text_pair"), second, texts)?;
+            Ok(Input::Pair(first.into(), second.into()))
+        }
+    }
+}
+
+/// Token ids or token id lists: 1 to `texts` lists, all non-empty.
+pub(super) fn id_lists(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Vec<u32>>> {
+    let inputs = read(field, content, texts)?.into_iter().map(|input| match input {
         Input::Ids(ids) => Ok(ids),
         Input::Text(_) | Input::Pair(..) => {
             Err(Error::invalid(format!("expected `{field}` to be lists of token ids, but found a string")))
@@ -146,49 +172,54 @@ pub(super) fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
     }
 }
 
-fn input(field: &dyn Display, value: Value) -> Result<Input> {
-    match value {
-        Value::Array(values) if values.is_empty() => {
+fn input(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
+    match content {
+        Content::List(values) if values.count == 0 => {
             Err(Error::invalid(format!("expected token ids in `{field}`, but found an empty list")))
         }
-        Value::Array(values) => Ok(Input::Ids(ids(field, values)?)),
-        value => Ok(Input::Text(text(field, value)?)),
+        Content::List(values) => Ok(Input::Ids(ids(field, *values)?)),
+        value => Ok(Input::Text(text(field, value, texts)?)),
     }
 }
 
-fn ids(field: &dyn Display, values: Vec<Value>) -> Result<Vec<u32>> {
-    items(field, values, |place, value| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| unexpected(place, "a token id", &value))
-    })
+fn ids(field: &dyn Display, values: List) -> Result<Vec<u32>> {
+    match values.rest.first() {
+        Some(other) => Err(unexpected(Place { list: field, index: values.ids.len() }, "a token id", other)),
+        None => Ok(values.ids),
+    }
 }
 
-fn unexpected(field: impl Display, expected: &str, found: &Value) -> Error {
-    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
+fn unexpected(field: impl Display, expected: &str, found: &Content) -> Error {
+    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", found.kind()))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde::Deserialize;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn read(field: &str, value: Value, texts: &RequestTexts) -> Result<Vec<Input>> {
+        super::read(field, Content::deserialize(value).unwrap(), texts)
+    }
+
     fn error(value: Value) -> String {
-        read("inputs", value, &TextLimit::new(3)).unwrap_err().to_string()
+        read("inputs", value, &RequestTexts::new(3)).unwrap_err().to_string()
     }
 
     #[test]
     fn all_forms_are_parsed() {
         let text = |text: &str| Input::Text(text.into());
-        assert_eq!(read("inputs", json!("a"), &TextLimit::new(3)).unwrap(), [text("a")]);
-        assert_eq!(read("inputs", json!(["a", "b"]), &TextLimit::new(3)).unwrap(), [text("a"), text("b")]);
-        assert_eq!(read("inputs", json!([1, 2]), &TextLimit::new(3)).unwrap(), [Input::Ids(vec![1, 2])]);
+        assert_eq!(read("inputs", json!("a"), &RequestTexts::new(3)).unwrap(), [text("a")]);
+        assert_eq!(read("inputs", json!(["a", "b"]), &RequestTexts::new(3)).unwrap(), [text("a"), text("b")]);
+        assert_eq!(read("inputs", json!([1, 2]), &RequestTexts::new(3)).unwrap(), [Input::Ids(vec![1, 2])]);
         assert_eq!(
-            read("inputs", json!([[1], [2]]), &TextLimit::new(3)).unwrap(),
+            read("inputs", json!([[1], [2]]), &RequestTexts::new(3)).unwrap(),
             [Input::Ids(vec![1]), Input::Ids(vec![2])]
         );
         assert_eq!(
-            read("inputs", json!([1, 2, 3, 4, 5]), &TextLimit::new(3)).unwrap().len(),
+            read("inputs", json!([1, 2, 3, 4, 5]), &RequestTexts::new(3)).unwrap().len(),
             1,
             "ids are one text"
         );
@@ -205,14 +236,19 @@ mod tests {
         insta::assert_snapshot!(error(json!([7, "a"])), @"expected `inputs[1]` to be a token id, but found a string");
         insta::assert_snapshot!(error(json!([[1, -2]])), @"expected `inputs[0][1]` to be a token id, but found a number that is negative or not whole");
         insta::assert_snapshot!(error(json!([[]])), @"expected token ids in `inputs[0]`, but found an empty list");
+        insta::assert_snapshot!(error(json!([7, -1, "a"])), @"expected `inputs[1]` to be a token id, but found a number that is negative or not whole");
+        insta::assert_snapshot!(error(json!([4_294_967_296_u64])), @"expected `inputs[0]` to be a token id, but found a number");
+        insta::assert_snapshot!(error(json!([["a"]])), @"expected `inputs[0][0]` to be a token id, but found a string");
         insta::assert_snapshot!(error(json!({"a": 1})), @"expected `inputs` to be a string, a list of strings or lists of token ids, but found an object");
     }
 
     #[test]
     fn the_parts_of_a_request_share_its_limit() {
-        let limit = TextLimit::new(4);
-        let read =
-            |value: Value| texts("inputs", value, &limit.at_most(3)).map_err(|error| error.to_string());
+        let limit = RequestTexts::new(4);
+        let read = |value: Value| {
+            let content = Content::deserialize(value).unwrap();
+            texts("inputs", content, &limit.at_most(3)).map_err(|error| error.to_string())
+        };
         assert!(read(json!(["a", "b", "c"])).is_ok());
         insta::assert_snapshot!(read(json!(["d", "e"])).unwrap_err(), @"expected at most 4 texts in the request, but found more");
         assert!(read(json!("d")).is_ok(), "refused texts are not counted");

@@ -15,7 +15,6 @@ pub(crate) mod fuzzing;
 mod generation;
 mod inputs;
 mod kserve;
-mod objects;
 mod observe;
 mod ollama;
 mod openai;

@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
-    inputs::{self, TextLimit},
+    inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
     response::with_backend,
 };
 use crate::{
     error::Result,
+    json::Content,
     json_schemas::{Object, OptionalText, OptionalTexts},
     model::Model,
     pipeline::embedding::Embeddings,
@@ -30,7 +31,7 @@ pub(super) struct OllamaEmbedRequest {
     /// A text or text list. Nothing or an empty text returns no vectors: clients load models this way.
     #[serde(default)]
     #[schemars(with = "Option<OptionalTexts>")]
-    input: Value,
+    input: Content,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
     truncate: Option<bool>,
     /// Number of leading values to keep per vector, which is normalized again.
@@ -46,7 +47,7 @@ pub(super) struct OllamaEmbeddingsRequest {
     /// A text. Nothing or an empty text gives no vector.
     #[serde(default)]
     #[schemars(with = "Option<OptionalText>")]
-    prompt: Value,
+    prompt: Content,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -165,15 +166,14 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
 async fn embed_with<'a>(
     context: &'a Context,
     name: Option<&str>,
-    (field, texts, limit): (&str, Value, TextLimit),
+    (field, texts, limit): (&str, Content, RequestTexts),
     parameters: &EmbeddingParameters,
 ) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
     let (model, pipeline) = context.app.embedding(name)?;
     let is_empty = match &texts {
-        Value::Null => true,
-        Value::String(text) => text.is_empty(),
-        Value::Array(texts) => texts.is_empty(),
-        _ => false,
+        Content::Text(text) => text.is_empty(),
+        Content::List(texts) => texts.count == 0,
+        other => other.is_null(),
     };
     if is_empty {
         return Ok((model, Embeddings { vectors: Vec::new(), usage: Default::default() }));

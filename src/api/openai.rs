@@ -1,11 +1,10 @@
 //! OpenAI's `/v1/embeddings`, which is also Voyage's, Jina's and (as `/embeddings`) TEI's, and `/v1/models`.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{Json, extract::State};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{
     app::App,
@@ -18,6 +17,7 @@ use super::{
 use crate::{
     backend::Deadline,
     error::{Error, Result},
+    json::Content,
     json_schemas::InputsOrObjects,
     pipeline::{Input, chunks::Chunks, embedding::VectorKind, vectors::VectorType},
     task::embedding::EmbeddingParameters,
@@ -30,7 +30,7 @@ use crate::{
 pub(super) struct EmbeddingsRequest {
     /// A text, a list of texts or objects with a `text`, token ids, or a list of token id lists.
     #[schemars(with = "InputsOrObjects")]
-    input: Value,
+    input: Content,
     /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// Number of leading values to keep per vector, which is normalized again.
@@ -181,12 +181,11 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         embedding: form.apply(vector),
         span: spans.get(index).copied(),
     });
-    let tokens = embeddings.usage.tokens;
     let answer = EmbeddingsResponse {
         object: "list",
         data: data.collect(),
         model: &model.name,
-        usage: TokenUsage { prompt_tokens: tokens, total_tokens: tokens },
+        usage: TokenUsage::of(&embeddings.usage),
         truncated: &embeddings.usage.truncated,
     };
     Ok(with_backend(&answer, embeddings.usage.location))
@@ -206,11 +205,10 @@ fn text_of_ids(input: Input) -> Result<Input> {
 }
 
 /// Jina clients may send objects with a `text` instead of texts.
-fn texts_of_objects(mut input: Value) -> Value {
-    for value in input.as_array_mut().into_iter().flatten() {
-        if let Some(text) = value.get_mut("text").filter(|text| text.is_string()) {
-            *value = text.take();
-        }
+fn texts_of_objects(mut input: Content) -> Content {
+    let has_text = |value: &&mut Content| matches!(value, Content::Object(texts) if texts[0].is_text());
+    if let Content::List(values) = &mut input {
+        values.rest.iter_mut().filter(has_text).for_each(|value| *value = mem::take(value).into_text());
     }
     input
 }

@@ -5,13 +5,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    inputs::{self, TextLimit},
+    inputs,
     rejection::Reply,
     request::{Call, Context},
-    response::{Rank, TokenUsage, characters, with_backend, with_usage},
+    response::{Rank, TokenUsage, with_backend, with_usage},
 };
 use crate::{
     error::{Error, Result},
+    json::Content,
     json_schemas::{Object, Text, TextOrObject, Texts},
     pipeline::{Usage, ranking::RankingPipeline, scores::descending},
     task::ranking::RankingParameters,
@@ -42,9 +43,9 @@ async fn rank(
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(super) struct RerankRequest {
     #[schemars(with = "Text")]
-    query: Value,
+    query: Content,
     #[schemars(with = "Texts")]
-    texts: Value,
+    texts: Content,
     /// Model name; the default is the first ranking model.
     model: Option<String>,
     truncate: Option<bool>,
@@ -61,11 +62,10 @@ pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
 }
 
 pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
-    let query = inputs::text("query", body.query)?;
+    let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
     let RerankRequest { truncate, truncation_direction, raw_scores, .. } = body;
     let parameters = RankingParameters { raw_scores, truncate, truncation_direction };
-    let characters = characters([&query].into_iter().chain(&texts).map(String::as_str));
     let ranked = rank(context, pipeline, (query, texts), &parameters).await?;
     let with_text = body.return_text.unwrap_or(false);
     let ranks = ranked.order.iter().map(|&index| Rank {
@@ -73,7 +73,7 @@ pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, b
         score: ranked.scores[index],
         text: with_text.then(|| ranked.texts[index].as_str()),
     });
-    Ok(with_usage(context, &ranks.collect::<Vec<_>>(), &ranked.usage, characters))
+    Ok(with_usage(context, &ranks.collect::<Vec<_>>(), &ranked.usage))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -82,10 +82,10 @@ pub(super) struct DocumentsRequest {
     /// Model name; the default is the first ranking model.
     pub(super) model: Option<String>,
     #[schemars(with = "Text")]
-    pub(super) query: Value,
+    pub(super) query: Content,
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
-    pub(super) documents: Value,
+    pub(super) documents: Content,
     /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
     pub(super) top_n: Option<usize>,
@@ -97,13 +97,6 @@ pub(super) struct DocumentsRequest {
     /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
     /// request with this field or `top_k` is Voyage's.
     pub(super) truncation: Option<bool>,
-}
-
-impl DocumentsRequest {
-    /// Whether the request is Voyage's, whose responses have other names.
-    fn is_voyages(&self) -> bool {
-        self.top_k.is_some() || self.truncation.is_some()
-    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -133,13 +126,16 @@ impl Ranked {
 /// Ranks documents; also returns the model name.
 pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let app = &context.app;
-    let query = inputs::text("query", body.query)?;
-    let documents = parse_documents(body.documents, &context.texts)?;
-    for (name, count) in [("top_n", body.top_n), ("top_k", body.top_k)] {
-        if count == Some(0) {
-            return Err(Error::invalid(format!("expected `{name}` above 0, but found 0")));
-        }
+    let query = inputs::text(&"query", body.query, &context.texts)?;
+    if !matches!(body.documents, Content::List(_)) {
+        return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     }
+    let documents =
+        inputs::one_or_list("documents", body.documents, &context.texts, |field, value, texts| {
+            inputs::text(field, value.into_text(), texts)
+        })?;
+    inputs::above_zero("top_n", body.top_n)?;
+    inputs::above_zero("top_k", body.top_k)?;
     let (model, pipeline) = app.ranking(body.model.as_deref())?;
     let parameters = RankingParameters { truncate: body.truncation, ..RankingParameters::default() };
     let mut ranked = rank(context, &pipeline, (query, documents), &parameters).await?;
@@ -147,73 +143,48 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
     Ok((&model.name, ranked))
 }
 
-fn parse_documents(value: Value, limit: &TextLimit) -> Result<Vec<String>> {
-    let Value::Array(values) = value else {
-        return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
-    };
-    inputs::list("documents", values, limit, |field, mut value| {
-        inputs::text(field, if value.is_object() { value["text"].take() } else { value })
-    })
-}
-
 /// Cohere's response.
-#[derive(JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used")]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct CohereResponse {
-    id: String,
     results: Vec<RankedDocument>,
-    meta: Object,
+    id: String,
+    #[schemars(with = "Object")]
+    meta: Value,
 }
 
 /// Jina's response, or Voyage's.
-#[derive(JsonSchema)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum JinaResponse {
-    Jina { model: String, object: String, results: Vec<RankedDocument>, usage: TokenUsage },
-    Voyage { model: String, object: String, data: Vec<RankedDocument>, usage: TokenUsage },
-}
-
-/// The fields that both dialects share, and others.
-#[derive(Serialize)]
-struct RankedDocuments {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    results: Option<Vec<RankedDocument>>,
-    /// Voyage's name for `results`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Vec<RankedDocument>>,
-    #[serde(flatten)]
-    others: Value,
+pub(super) enum JinaResponse<'a> {
+    Jina { results: Vec<RankedDocument>, model: &'a str, object: &'static str, usage: TokenUsage },
+    Voyage { data: Vec<RankedDocument>, model: &'a str, object: &'static str, usage: TokenUsage },
 }
 
 /// Rank documents by a query, as Cohere does
 pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let (_, ranked) = rank_documents(&context, body).await?;
-    let others = json!({
-        "id": uuid::Uuid::new_v4().to_string(),
-        "meta": {
-            "api_version": { "version": "2" },
-            "billed_units": { "search_units": 1 },
-            "tokens": { "input_tokens": ranked.usage.tokens },
-        },
+    let meta = json!({
+        "api_version": { "version": "2" },
+        "billed_units": { "search_units": 1 },
+        "tokens": { "input_tokens": ranked.usage.tokens },
     });
-    let answer = RankedDocuments { results: Some(ranked.documents(false)), data: None, others };
+    let id = uuid::Uuid::new_v4().to_string();
+    let answer = CohereResponse { results: ranked.documents(false), id, meta };
     Ok(with_backend(&answer, ranked.usage.location))
 }
 
 /// Rank documents by a query, as Jina and Voyage do
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
-    let is_voyages = body.is_voyages();
+    // Voyage's responses have other names.
+    let is_voyages = body.top_k.is_some() || body.truncation.is_some();
     let with_text = body.return_documents.unwrap_or(!is_voyages);
     let (model, ranked) = rank_documents(&context, body).await?;
-    let tokens = ranked.usage.tokens;
-    let usage = TokenUsage { prompt_tokens: tokens, total_tokens: tokens };
-    let others = json!({ "model": model, "object": "list", "usage": usage });
-    let documents = Some(ranked.documents(with_text));
+    let usage = TokenUsage::of(&ranked.usage);
+    let (documents, object) = (ranked.documents(with_text), "list");
     let answer = match is_voyages {
-        true => RankedDocuments { results: None, data: documents, others },
-        false => RankedDocuments { results: documents, data: None, others },
+        true => JinaResponse::Voyage { data: documents, model, object, usage },
+        false => JinaResponse::Jina { results: documents, model, object, usage },
     };
     Ok(with_backend(&answer, ranked.usage.location))
 }

@@ -13,11 +13,15 @@ use super::{
     app::App,
     body::{self, ReadBody},
     body_memory::RequestMemory,
-    inputs::TextLimit,
-    objects::Objects,
+    inputs::RequestTexts,
     rejection::Rejection,
 };
-use crate::{backend::Deadline, error::Error, json, task::Scope};
+use crate::{
+    backend::Deadline,
+    error::Error,
+    json::{self, Budget, Objects, ReadError},
+    task::Scope,
+};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced, since ids are logged.
@@ -64,17 +68,22 @@ pub(super) struct Context {
     pub(super) deadline: Deadline,
     /// When the request headers had been read.
     pub(super) started: Instant,
-    pub(super) texts: TextLimit,
+    pub(super) texts: RequestTexts,
     /// Maximum sentences or windows that texts may be split into.
     pub(super) max_parts: usize,
-    /// Memory for the body and, while there is one, its value tree.
+    /// Memory for the body and its values.
     _memory: Arc<RequestMemory>,
 }
 
 impl Context {
-    fn new(app: &Arc<App>, deadline: Deadline, started: Instant, memory: RequestMemory) -> Self {
-        let (texts, max_parts) = (TextLimit::new(app.limits.texts), app.limits.texts);
-        Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: Arc::new(memory) }
+    pub(super) fn new(
+        app: &Arc<App>,
+        deadline: Deadline,
+        started: Instant,
+        memory: Arc<RequestMemory>,
+    ) -> Self {
+        let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
+        Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: memory }
     }
 
     /// Defaults and limits of the request.
@@ -128,19 +137,20 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for UntypedCall
     }
 }
 
-/// Reads a JSON body. Parsing takes far more memory than the body's texts; the request holds it until its end
-/// only if `is_piecewise`.
+/// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only if
+/// `is_piecewise`.
 async fn read_json<T: DeserializeOwned + Send + 'static>(
     app: &Arc<App>,
     request: Request,
     is_piecewise: bool,
 ) -> Result<(Context, T), Rejection> {
     let started = Instant::now();
-    let ReadBody { bytes, deadline, mut memory, .. } = body::read(app, request).await?;
-    let size = bytes.capacity();
+    let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+    let (size, max_texts) = (bytes.capacity(), app.limits.texts);
     let work = move || {
-        memory.resize(size.saturating_add(check_weight(&bytes)?))?;
-        let body = parse_light(&bytes)?;
+        let held = Arc::clone(&memory);
+        let hold = move |values| held.resize(size.saturating_add(values));
+        let body = parse(&bytes, Budget::new(bytes.len(), max_texts).held_by(hold))?;
         drop(bytes);
         if !is_piecewise {
             memory.resize(size)?;
@@ -153,6 +163,9 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
 
 /// A request whose body is a JSON object or a form, and the context in which it is answered. Form fields that occur
 /// several times are lists.
+///
+/// The body is a value tree, because its type, of the two that `/translate` takes, depends on a field that may be its
+/// last one.
 pub(super) struct Submitted(pub(super) Context, pub(super) Value);
 
 impl FromRequest<Arc<App>> for Submitted {
@@ -210,45 +223,30 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 /// Parses JSON; errors name the field.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    check_weight(bytes)?;
-    parse_light(bytes)
-}
-
-/// Memory for parsing a body. Refuses one that would take far more than text requests.
-fn check_weight(bytes: &[u8]) -> Result<usize, Error> {
-    let weight = json::weight(bytes);
-    if weight > json::max_weight(bytes.len()) {
-        return Err(Error::too_large(format!(
-            "expected JSON of texts and numbers, but found too many lists, objects or numbers for {} bytes; send \
-             fewer at once",
-            bytes.len()
-        )));
-    }
-    Ok(weight)
-}
-
-fn parse_light<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let parsed = serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
-        let path = error.path().to_string();
-        let cause = error.into_inner();
-        let at = format!("line {}, column {}", cause.line(), cause.column());
-        if cause.is_data() {
-            wrong_value(&path, &cause)
-        } else if bytes.trim_ascii().is_empty() {
-            Error::malformed("expected JSON, but found an empty body")
-        } else if cause.is_eof() {
-            Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
-        } else {
-            Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
+    json::read(bytes, budget).map_err(|error| match error {
+        ReadError::Refused(error) => error,
+        ReadError::Wrong(error) => {
+            let path = error.path().to_string();
+            let cause = error.into_inner();
+            let at = format!("line {}, column {}", cause.line(), cause.column());
+            if cause.is_data() {
+                wrong_value(&path, &cause)
+            } else if bytes.trim_ascii().is_empty() {
+                Error::malformed("expected JSON, but found an empty body")
+            } else if cause.is_eof() {
+                Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
+            } else {
+                Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
+            }
         }
-    })?;
-    deserializer.end().map_err(|cause| {
-        let (line, column) = (cause.line(), cause.column());
-        Error::malformed(format!("expected one JSON value, but found more at line {line}, column {column}"))
-    })?;
-    Ok(parsed)
+        ReadError::Trailing(cause) => {
+            let (line, column) = (cause.line(), cause.column());
+            Error::malformed(format!(
+                "expected one JSON value, but found more at line {line}, column {column}"
+            ))
+        }
+    })
 }
 
 /// Error for a value that does not fit its field.
@@ -374,8 +372,9 @@ mod tests {
         for text in texts {
             let error = from_value::<bool>(text.into()).unwrap_err().to_string();
             assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
-            let error =
-                parse::<bool>(serde_json::json!(text).to_string().as_bytes()).unwrap_err().to_string();
+            let error = parse::<bool>(serde_json::json!(text).to_string().as_bytes(), Budget::new(0, 1))
+                .unwrap_err()
+                .to_string();
             assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
         }
         #[derive(Debug, serde::Deserialize)]

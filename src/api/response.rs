@@ -68,9 +68,10 @@ pub(super) struct TokenUsage {
     pub(super) total_tokens: usize,
 }
 
-/// Character count over all texts.
-pub(super) fn characters<'a>(texts: impl IntoIterator<Item = &'a str>) -> usize {
-    texts.into_iter().map(|text| text.chars().count()).sum()
+impl TokenUsage {
+    pub(super) fn of(usage: &Usage) -> Self {
+        Self { prompt_tokens: usage.tokens, total_tokens: usage.tokens }
+    }
 }
 
 /// Header that reports where the model ran.
@@ -92,17 +93,12 @@ pub(super) fn with_backend<B: Serialize>(body: &B, location: Location) -> Respon
 }
 
 /// A JSON response with TEI's usage headers, `server-timing`, and `x-truncated` if texts were truncated.
-pub(super) fn with_usage<B: Serialize>(
-    context: &Context,
-    body: &B,
-    usage: &Usage,
-    characters: usize,
-) -> Response {
+pub(super) fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> Response {
     let total = context.started.elapsed();
     let (tokenization, inference) = (usage.tokenization, usage.inference);
     let headers = [
         ("x-compute-type", "cpu".to_owned()),
-        ("x-compute-characters", characters.to_string()),
+        ("x-compute-characters", context.texts.characters().to_string()),
         ("x-compute-tokens", usage.tokens.to_string()),
         ("x-compute-time", (tokenization + inference).as_millis().to_string()),
         ("x-total-time", total.as_millis().to_string()),

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
-    embedding::{SimilarityRequest, embed_by_default, similarity_with},
+    embedding::{EmbedRequest, SimilarityRequest, embed_by_default, similarity_with},
     generation::generate_with,
     inputs,
     ranking::rerank_with,
@@ -25,6 +25,8 @@ use crate::{
     model::{Model, Pipeline},
     pipeline::sharing_turns,
 };
+
+// Bodies are value trees, because their types depend on a model, whose name may be the last field.
 
 /// Run the first model
 ///
@@ -66,7 +68,11 @@ async fn run_task(
 ) -> Reply {
     let scope = context.scope();
     match &model.pipeline {
-        Pipeline::Embedding(pipeline) => embed_by_default(context, pipeline, name, body).await,
+        Pipeline::Embedding(pipeline) => {
+            let mut body: EmbedRequest = from_value(body)?;
+            body.name = name.map(str::to_owned);
+            embed_by_default(context, pipeline, body).await
+        }
         Pipeline::Classification(pipeline) => match form {
             Form::Tei => predict_with(context, pipeline, from_value(body)?).await,
             Form::Hub => classify_with(context, pipeline, from_value(body)?).await,
@@ -86,7 +92,7 @@ async fn run_task(
             rerank_with(context, pipeline, from_value(body)?).await
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-            generate_with(context, (pipeline, model.manifest.task), body).await
+            generate_with(context, pipeline, model.manifest.task, body).await
         }
     }
 }

@@ -2,16 +2,16 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{
     inputs,
     rejection::Reply,
     request::Context,
-    response::{OneOrMany, characters, with_usage},
+    response::{OneOrMany, with_usage},
 };
 use crate::{
     error::Result,
+    json::Content,
     json_schemas::Texts,
     task::entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
 };
@@ -21,7 +21,7 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct LabelTokensRequest {
     #[schemars(with = "Texts")]
-    pub(super) inputs: Value,
+    pub(super) inputs: Content,
     pub(super) parameters: Option<TokenClassificationParameters>,
 }
 
@@ -31,20 +31,18 @@ pub(super) struct LabelTokensRequest {
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct FindEntitiesRequest {
     #[schemars(with = "Texts")]
-    pub(super) inputs: Value,
+    pub(super) inputs: Content,
     pub(super) parameters: ZeroShotEntitiesParameters,
 }
 
 /// Returns the entities of a text, or for a list of texts a list for each. The parameters are checked after the texts.
 pub(super) async fn find_entities(
     context: &Context,
-    inputs: Value,
+    inputs: Content,
     prepare: impl FnOnce() -> Result<EntityFinder>,
 ) -> Reply {
-    let is_single = inputs.is_string();
+    let is_single = inputs.is_text();
     let texts = inputs::texts("inputs", inputs, &context.texts)?;
-    let finder = prepare()?;
-    let characters = characters(texts.iter().map(String::as_str));
-    let found = finder.run(texts, context.deadline).await?;
-    Ok(with_usage(context, &OneOrMany::new(found.texts, is_single), &found.usage, characters))
+    let found = prepare()?.run(texts, context.deadline).await?;
+    Ok(with_usage(context, &OneOrMany::new(found.texts, is_single), &found.usage))
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{inputs, rejection::Reply, request::Call};
 use crate::{
     error::Error,
+    json::Content,
     json_schemas::{Texts, TokenIdLists},
     pipeline::seq2seq::{RequestedLanguages, SpecialTokens},
     tokenizer::Token,
@@ -19,7 +19,7 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TokenizeRequest {
     #[schemars(with = "Texts")]
-    inputs: Value,
+    inputs: Content,
     model: Option<String>,
     /// Whether the model's special tokens are added; true by default.
     #[serde(default = "yes")]
@@ -124,7 +124,7 @@ fn simple_tokens(text: &str, tokens: Vec<Token>) -> Vec<SimpleToken> {
 #[serde(expecting = "an object with `ids`")]
 pub(super) struct DecodeRequest {
     #[schemars(with = "TokenIdLists")]
-    ids: Value,
+    ids: Content,
     model: Option<String>,
     /// Whether special tokens are omitted; true by default.
     #[serde(default = "yes")]

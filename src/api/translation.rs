@@ -6,15 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{
-    app::App,
-    inputs,
-    rejection::Reply,
-    request::Context,
-    response::{characters, with_usage},
-};
+use super::{app::App, inputs, rejection::Reply, request::Context, response::with_usage};
 use crate::{
     error::{Error, Result, quoted},
+    json::Content,
     json_schemas::{Object, Texts},
     model::{Model, Pipeline},
     pipeline::{
@@ -29,7 +24,7 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
     #[schemars(with = "Texts")]
-    inputs: Value,
+    inputs: Content,
     /// Model name; the default is the first model that translates between the languages.
     model: Option<String>,
     /// The source language: the model's own name, a code or an English name.
@@ -75,7 +70,6 @@ struct Alternative<'a> {
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let characters = characters(texts.iter().map(String::as_str));
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
     let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
     let parameters = TextToTextParameters {
@@ -88,7 +82,7 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
     };
     let options = parameters.options(&context.scope());
     let translations = pipeline.generate(texts, &options, context.deadline).await?;
-    Ok(with_usage(context, &response(model, &translations), &translations.usage, characters))
+    Ok(with_usage(context, &response(model, &translations), &translations.usage))
 }
 
 fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> TranslateResponse<'a> {

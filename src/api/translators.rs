@@ -18,11 +18,12 @@ use super::{
     body, inputs,
     rejection::Reply,
     request::{Context, Submitted, from_value},
-    response::{OneOrMany, characters, with_backend, with_usage},
+    response::{OneOrMany, with_backend, with_usage},
     translation::{choose, translate_own},
 };
 use crate::{
     error::{Error, Result, quoted},
+    json::Content,
     json_schemas::{Digit, Texts},
     pipeline::{
         generation::GenerationOptions,
@@ -35,7 +36,7 @@ use crate::{
 #[serde(expecting = "an object with `q`")]
 pub(super) struct LibreTranslateRequest {
     #[schemars(with = "Texts")]
-    q: Value,
+    q: Content,
     /// The source language; `auto` if all models for the target have the same.
     source: Option<String>,
     /// The target language.
@@ -52,7 +53,7 @@ pub(super) struct LibreTranslateRequest {
 #[serde(expecting = "an object with `text`")]
 pub(super) struct DeepLRequest {
     #[schemars(with = "Texts")]
-    text: Value,
+    text: Content,
     /// The source language; may be missing if all models for the target have the same.
     source_lang: Option<String>,
     /// The target language.
@@ -188,9 +189,8 @@ pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
 
 async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Reply {
     const MAX_ALTERNATIVES: u64 = 9;
-    let is_single = body.q.is_string();
+    let is_single = body.q.is_text();
     let texts = inputs::texts("q", body.q, &context.texts)?;
-    let characters = characters(texts.iter().map(String::as_str));
     refuse("format", body.format.filter(|format| format != "text"), "`text`")?;
     let count = match &body.alternatives {
         None | Some(Value::Null) => 0,
@@ -224,7 +224,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
         answer["alternatives"] =
             of_rank(|ranks| ranks.into_iter().skip(1).map(|other| Value::from(other.text)).collect());
     }
-    Ok(with_usage(context, &answer, &found.usage, characters))
+    Ok(with_usage(context, &answer, &found.usage))
 }
 
 /// Translate texts, as DeepL does

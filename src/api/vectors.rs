@@ -27,14 +27,7 @@ impl EncodingFormat {
 
     /// The name in requests.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Float => "float",
-            Self::Base64 => "base64",
-            Self::Int8 => "int8",
-            Self::Uint8 => "uint8",
-            Self::Binary => "binary",
-            Self::Ubinary => "ubinary",
-        }
+        self.vector_type().map_or("base64", VectorType::name)
     }
 
     /// Number type; `None` for base64, which several types have.

@@ -1,6 +1,6 @@
 //! Row results and their columns.
 
-use std::{ops::Deref, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
@@ -43,59 +43,26 @@ pub(super) enum CellType {
 }
 
 /// A column's name and type.
-type Column = (&'static str, CellType);
+pub(super) type Column = (&'static str, CellType);
 
 /// The columns that a model adds to a row, except [`ERROR_COLUMN`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Columns {
-    list: [Column; Self::MAX],
-    count: usize,
-}
-
-impl Columns {
-    /// Vectors of three kinds.
-    const MAX: usize = 3;
-}
-
-impl FromIterator<Column> for Columns {
-    /// Takes at most three columns.
-    fn from_iter<I: IntoIterator<Item = Column>>(columns: I) -> Self {
-        let mut list = [("", CellType::Json); Self::MAX];
-        let places = list.iter_mut().zip(columns);
-        let count = places.map(|(place, column)| *place = column).count();
-        Self { list, count }
-    }
-}
+pub(super) type Columns = Arc<[Column]>;
 
 /// Columns for a label and its score.
-pub(super) const LABEL: Columns = Columns {
-    list: [("label", CellType::Text), ("score", CellType::Number), ("", CellType::Json)],
-    count: 2,
-};
-
-pub(super) const SCORE: Columns =
-    Columns { list: [("score", CellType::Number), ("", CellType::Json), ("", CellType::Json)], count: 1 };
-
-impl<const N: usize> From<[Column; N]> for Columns {
-    fn from(columns: [Column; N]) -> Self {
-        columns.into_iter().collect()
-    }
+pub(super) fn label_columns() -> Columns {
+    [("label", CellType::Text), ("score", CellType::Number)].into()
 }
 
-impl Deref for Columns {
-    type Target = [Column];
-
-    fn deref(&self) -> &[Column] {
-        &self.list[..self.count]
-    }
+pub(super) fn score_column() -> Columns {
+    [("score", CellType::Number)].into()
 }
 
 /// Error column, after the answer columns.
 pub(super) const ERROR_COLUMN: &str = "error";
 
 /// Names of all added columns.
-pub(super) fn names(columns: Columns) -> impl Iterator<Item = &'static str> {
-    (0..columns.len()).map(move |place| columns[place].0).chain([ERROR_COLUMN])
+pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &'static str> {
+    columns.iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
 }
 
 /// A row's answer, or the reason for its failure.

@@ -3,7 +3,7 @@
 use std::{io::Cursor, sync::Arc};
 
 use super::{
-    answer::{Cell, LABEL, RowError, RowResult},
+    answer::{Cell, RowError, RowResult, label_columns},
     local_storage::PART_BYTES,
     output::{Pieces, Shape},
     output_form::OutputForm,
@@ -14,7 +14,7 @@ use crate::error::Result;
 /// Reads JSON Lines, writes them with a constant answer, and returns the row count.
 pub fn pass_through(lines: Vec<u8>) -> Result<usize> {
     let mut reader = JsonLinesReader::new(Cursor::new(lines), None)?;
-    let shape = Shape::of(&reader, OutputForm::default(), LABEL);
+    let shape = Shape::of(&reader, OutputForm::default(), label_columns());
     let (mut pieces, mut count, label) = (Pieces::new(shape), 0, Arc::from("label"));
     while let Some(Chunk { texts, rows }) = reader.next()? {
         let answer = |text: Result<String, RowError>| {

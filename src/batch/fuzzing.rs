@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    answer::{Cell, RowError, RowResult, SCORE},
+    answer::{Cell, RowError, RowResult, score_column},
     checkpoint,
     compression::Compression,
     distributed_map::{Join, MapBatch},
@@ -94,7 +94,7 @@ fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
 
 /// Row count and output with an answer per row, if the file is valid.
 fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
-    let shape = Shape::of(reader, OutputForm::default(), SCORE);
+    let shape = Shape::of(reader, OutputForm::default(), score_column());
     let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {
         let (mut count, mut writer) = (0, shape.writer(true)?);
         while let Some(chunk) = reader.next()? {

@@ -212,7 +212,9 @@ impl Job {
         let layout = table.rows.reader.layout();
         match &state.layout {
             // Another version may detect a different layout.
-            Some(saved) if *saved != layout => table = self.table(input, saved, table.shape.columns)?,
+            Some(saved) if *saved != layout => {
+                table = self.table(input, saved, Arc::clone(&table.shape.columns))?
+            }
             _ => state.layout = Some(layout),
         }
         if !state.is_whole {

@@ -267,7 +267,7 @@ impl Storage for LocalStorage {
 mod tests {
     use super::*;
     use crate::batch::{
-        answer::LABEL,
+        answer::label_columns,
         compression::Compression,
         location::{Existing, JobInput},
         output::{Pieces, Shape},
@@ -284,7 +284,7 @@ mod tests {
             let output = OutputFile::new(&path, &JobInput::Stdin, existing).unwrap();
             claim(output, "job", true, Duration::MAX)
         };
-        let shape = Shape { compression: Compression::None, columns: LABEL, head: Head::JsonLines };
+        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
         let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
         let mut first = claimed(false).unwrap();
         first.send(b"one\ntwo\n".to_vec(), &mut pieces, &progress).unwrap();
@@ -304,7 +304,7 @@ mod tests {
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = || claim(output.clone(), "job", true, Duration::MAX).unwrap();
         let saved = || output.read_checkpoint().unwrap().unwrap().0.bytes;
-        let shape = Shape { compression: Compression::None, columns: LABEL, head: Head::JsonLines };
+        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
         let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
         let mut first = claimed();
         first.send(b"one\n".to_vec(), &mut pieces, &progress).unwrap();

@@ -1,6 +1,6 @@
 //! Output in self-contained pieces, so that a job can stop and resume after any piece.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     answer::{Columns, RowResult},
@@ -45,9 +45,13 @@ impl Shape {
     /// A piece writer; a CSV file's first piece has the header.
     pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
-            Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, self.columns)),
-            Head::Csv(header) => Box::new(CsvWriter::new(self.packer()?, header, self.columns, is_first)?),
-            Head::Parquet(schema) => Box::new(super::rows::ParquetWriter::new(schema, self.columns)?),
+            Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, Arc::clone(&self.columns))),
+            Head::Csv(header) => {
+                Box::new(CsvWriter::new(self.packer()?, header, Arc::clone(&self.columns), is_first)?)
+            }
+            Head::Parquet(schema) => {
+                Box::new(super::rows::ParquetWriter::new(schema, Arc::clone(&self.columns))?)
+            }
         })
     }
 }
@@ -153,7 +157,7 @@ mod tests {
 
     use super::*;
     use crate::batch::{
-        answer::{Cell, LABEL},
+        answer::{Cell, label_columns},
         input::{Gauge, OpenInput},
         process::open_rows,
         rows::{
@@ -174,7 +178,7 @@ mod tests {
             let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
             layout = reader.layout();
             let form = OutputForm { compression: format.1, delimiter: None };
-            let shape = Shape::of(reader.as_ref(), form, LABEL);
+            let shape = Shape::of(reader.as_ref(), form, label_columns());
             let mut pieces = match left.take() {
                 Some((waiting, footers)) => {
                     Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())

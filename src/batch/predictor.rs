@@ -3,11 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    answer::{Answer, Answers, Cell, CellType, Columns, ErrorKind, LABEL, RowError, SCORE},
+    answer::{
+        Answer, Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult, label_columns, score_column,
+    },
     parameters::Parameters,
 };
 use crate::{
     backend::Deadline,
+    config::MAX_TEXTS,
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
@@ -33,8 +36,6 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// For one chunk's texts, so that long texts with a large stride do not exhaust memory.
 const MAX_WINDOWS: usize = 8192;
-/// For zero-shot classification, which runs the model once per row and label.
-const MAX_LABELS: usize = 100;
 
 /// A model with a job's parameters.
 #[derive(Clone, Debug)]
@@ -56,11 +57,12 @@ impl Predictor {
             truncate: parameters.truncates(&model.settings),
             max_values: usize::MAX,
             max_parts: MAX_WINDOWS,
-            max_labels: MAX_LABELS,
+            max_labels: MAX_TEXTS,
         };
-        let has_labels =
-            || options.get("labels").is_some_and(|labels| Labels::parts(labels).next().is_some());
-        let require = |is_set, name| if is_set { Ok(()) } else { Err(lacks(model, name)) };
+        let require_labels = || {
+            let labels = options.get("labels").and_then(|labels| Labels::parts(labels).next());
+            labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))
+        };
         Ok(match &model.pipeline {
             Pipeline::Embedding(pipeline) => {
                 let parameters: EmbeddingParameters = options.parameters()?;
@@ -77,12 +79,12 @@ impl Predictor {
                 Self::Entities(parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..scope })?)
             }
             Pipeline::ZeroShotEntities(pipeline) => {
-                require(has_labels(), "`labels`")?;
+                require_labels()?;
                 let parameters: ZeroShotEntitiesParameters = options.parameters()?;
                 Self::Entities(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::ZeroShot(pipeline) => {
-                require(has_labels(), "`labels`")?;
+                require_labels()?;
                 let parameters: ZeroShotParameters = options.parameters()?;
                 Self::ZeroShot(parameters.prepare(pipeline, &scope)?)
             }
@@ -110,95 +112,81 @@ impl Predictor {
         let entities = ("entities", CellType::Json);
         match self {
             Self::Embedding(embedder) => {
-                let column = |kind| match (kind, embedder.output_dtype) {
-                    (VectorKind::Sparse, _) => ("sparse", CellType::Json),
-                    (VectorKind::MultiVector, _) => ("multi_vector", CellType::Json),
-                    (VectorKind::Dense, VectorType::Float) => ("embedding", CellType::Numbers),
-                    (VectorKind::Dense, VectorType::Int8 | VectorType::Binary) => {
-                        ("embedding", CellType::Int8s)
-                    }
-                    (VectorKind::Dense, VectorType::Uint8 | VectorType::Ubinary) => {
-                        ("embedding", CellType::Uint8s)
-                    }
+                let vectors = match embedder.output_dtype {
+                    VectorType::Float => CellType::Numbers,
+                    VectorType::Int8 | VectorType::Binary => CellType::Int8s,
+                    VectorType::Uint8 | VectorType::Ubinary => CellType::Uint8s,
                 };
-                let kinds = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
-                kinds.into_iter().filter(|kind| embedder.requested.kinds.contains(kind)).map(column).collect()
+                let all = [
+                    (VectorKind::Dense, ("embedding", vectors)),
+                    (VectorKind::Sparse, ("sparse", CellType::Json)),
+                    (VectorKind::MultiVector, ("multi_vector", CellType::Json)),
+                ];
+                let requested = all.into_iter().filter(|(kind, _)| embedder.requested.kinds.contains(kind));
+                requested.map(|(_, column)| column).collect()
             }
-            Self::Classification(_) => LABEL,
+            Self::Classification(_) => label_columns(),
             Self::ZeroShot(_) => [("labels", CellType::Texts), ("scores", CellType::Numbers)].into(),
             Self::Entities(finder) if finder.redacts() => [("redacted", CellType::Text), entities].into(),
             Self::Entities(_) => [entities].into(),
-            Self::Ranking(..) => SCORE,
+            Self::Ranking(..) => score_column(),
             Self::TextToText(.., column) => [(*column, CellType::Text)].into(),
         }
     }
 
     /// Runs the model on the texts.
     ///
-    /// If the model fails for all texts, and there are several, the texts are not the cause, and the result is an error.
+    /// If the model fails for all texts, the texts are not the cause, and the result is an error.
     pub(super) async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
         let mut answers = Answers::default();
-        let (mut valid, mut places) = (Vec::new(), Vec::new());
-        for (place, text) in texts.into_iter().enumerate() {
-            answers.results.push(match text {
-                // A text with only spaces is valid, as it is over HTTP.
-                Ok(text) if text.is_empty() => {
-                    Err(RowError::new(ErrorKind::Text, "expected a text, but found an empty one"))
-                }
-                Ok(text) => {
-                    valid.push(text);
-                    places.push(place);
-                    // Replaced below.
-                    Ok(Answer::new())
-                }
-                Err(error) => Err(error),
-            });
-        }
-        if valid.is_empty() {
-            return Ok(answers);
-        }
-        // Boxed, since the task futures are large.
-        match Box::pin(self.run(valid.clone())).await {
-            Ok((found, usage)) => {
-                count(&mut answers, &usage);
-                for (place, answer) in places.into_iter().zip(found) {
-                    answers.results[place] = Ok(answer);
-                }
-            }
-            Err(error) if valid.len() == 1 && !is_internal(&error) => {
-                answers.results[places[0]] = Err(RowError::new(ErrorKind::Input, error.to_string()));
-            }
-            Err(_) => self.predict_singly(valid, &places, &mut answers).await?,
-        }
+        // A text with only spaces is valid, as it is over HTTP.
+        let refuse_empty = |text: String| match text.is_empty() {
+            true => Err(RowError::new(ErrorKind::Text, "expected a text, but found an empty one")),
+            false => Ok(text),
+        };
+        let texts: Vec<_> = texts.into_iter().map(|text| text.and_then(refuse_empty)).collect();
+        let valid: Vec<String> = texts.iter().flatten().cloned().collect();
+        let mut found = match valid.is_empty() {
+            true => Vec::new().into_iter(),
+            false => self.results(valid, &mut answers).await?.into_iter(),
+        };
+        let result = |text: Result<String, RowError>| text.and_then(|_| found.next().unwrap_or_else(missing));
+        answers.results = texts.into_iter().map(result).collect();
         Ok(answers)
     }
 
-    async fn predict_singly(
-        &self,
-        texts: Vec<String>,
-        places: &[usize],
-        answers: &mut Answers,
-    ) -> Result<()> {
-        let mut failed = 0;
-        for (text, place) in texts.into_iter().zip(places) {
-            answers.results[*place] = match Box::pin(self.run(vec![text])).await {
-                Ok((mut found, usage)) => {
-                    count(answers, &usage);
-                    found.pop().ok_or_else(|| {
-                        RowError::new(ErrorKind::Model, "expected a result, but the model returned none")
-                    })
-                }
+    /// A result for each text, from one run, or from a run per text if that fails.
+    async fn results(&self, texts: Vec<String>, answers: &mut Answers) -> Result<Vec<RowResult>> {
+        let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.to_string()));
+        match self.counted(texts.clone(), answers).await {
+            Ok(found) => return Ok(found),
+            Err(error) if texts.len() == 1 && !is_internal(&error) => return Ok(vec![refused(&error)]),
+            Err(_) => {}
+        }
+        let (mut results, mut failed, count) = (Vec::new(), 0, texts.len());
+        for text in texts {
+            match self.counted(vec![text], answers).await {
+                Ok(found) => results.push(found.into_iter().next().unwrap_or_else(missing)),
                 Err(error) if is_internal(&error) => {
                     failed += 1;
-                    if failed == places.len() {
+                    if failed == count {
                         return Err(error);
                     }
-                    Err(RowError::new(ErrorKind::Model, error.to_string()))
+                    results.push(Err(RowError::new(ErrorKind::Model, error.to_string())));
                 }
-                Err(error) => Err(RowError::new(ErrorKind::Input, error.to_string())),
-            };
+                Err(error) => results.push(refused(&error)),
+            }
         }
-        Ok(())
+        Ok(results)
+    }
+
+    /// Runs the model once, and counts its usage.
+    async fn counted(&self, texts: Vec<String>, answers: &mut Answers) -> Result<Vec<RowResult>> {
+        // Boxed, since the task futures are large.
+        let (found, usage) = Box::pin(self.run(texts)).await?;
+        answers.tokens += usage.tokens as u64;
+        answers.truncated += usage.truncated.len() as u64;
+        Ok(found.into_iter().map(Ok).collect())
     }
 
     async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
@@ -245,11 +233,9 @@ impl Predictor {
             }
             Self::TextToText(pipeline, options, _) => {
                 let generated = pipeline.generate(texts, options, deadline).await?;
-                let best = generated.texts.into_iter().map(|texts| texts.into_iter().next());
-                let answer = |best: Option<GeneratedText>| {
-                    vec![Cell::Text(best.map_or_else(String::new, |best| best.text).into())]
-                };
-                Ok((best.map(answer).collect(), generated.usage))
+                let best = |texts: Vec<GeneratedText>| texts.into_iter().map(|text| text.text).next();
+                let answer = |texts| vec![Cell::Text(best(texts).unwrap_or_default().into())];
+                Ok((generated.texts.into_iter().map(answer).collect(), generated.usage))
             }
         }
     }
@@ -276,9 +262,8 @@ fn lacks(model: &Model, parameter: &str) -> Error {
     ))
 }
 
-fn count(answers: &mut Answers, usage: &Usage) {
-    answers.tokens += usage.tokens as u64;
-    answers.truncated += usage.truncated.len() as u64;
+fn missing() -> RowResult {
+    Err(RowError::new(ErrorKind::Model, "expected a result, but the model returned none"))
 }
 
 /// Whether the error has a cause other than the text.

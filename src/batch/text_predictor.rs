@@ -46,7 +46,7 @@ impl TextPredictor {
         let answer = result.map_err(|error| Error::invalid(error.message))?;
         let text = self.generated(&answer);
         let mut line = Vec::new();
-        write_line(&mut line, b"{}", (self.columns, &Ok(answer)), &mut BTreeSet::new())
+        write_line(&mut line, b"{}", (&self.columns, &Ok(answer)), &mut BTreeSet::new())
             .map_err(Error::io("cannot write a result"))?;
         Ok(Prediction { json: String::from_utf8_lossy(&line).trim_end().to_owned(), text })
     }

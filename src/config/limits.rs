@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+/// Default for [`Limits::texts`]. A job's row takes as many labels as a request with one text does by default.
+pub const MAX_TEXTS: usize = 1024;
+
 /// Request limits.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -29,7 +32,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            texts: 1024,
+            texts: MAX_TEXTS,
             tokens: None,
             truncate: true,
             body_bytes: 6 * 1024 * 1024,

@@ -26,15 +26,22 @@ pub enum VectorType {
     Ubinary,
 }
 
-impl fmt::Display for VectorType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl VectorType {
+    /// The name in requests.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Float => "float",
             Self::Int8 => "int8",
             Self::Uint8 => "uint8",
             Self::Binary => "binary",
             Self::Ubinary => "ubinary",
-        })
+        }
+    }
+}
+
+impl fmt::Display for VectorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

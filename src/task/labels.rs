@@ -4,12 +4,11 @@ use std::{convert::Infallible, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::count;
 use crate::{
     error::{Error, Result},
-    json::kind,
+    json::{Content, List},
     json_schemas::Texts,
     pipeline::zero_shot::Labels,
 };
@@ -18,19 +17,13 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-pub struct LabelList(#[schemars(with = "Texts")] Value);
+pub struct LabelList(#[schemars(with = "Texts")] Content);
 
 impl FromStr for LabelList {
     type Err = Infallible;
 
     fn from_str(labels: &str) -> Result<Self, Infallible> {
-        Ok(Self(labels.into()))
-    }
-}
-
-impl From<Vec<String>> for LabelList {
-    fn from(labels: Vec<String>) -> Self {
-        Self(labels.into())
+        Ok(Self(Content::Text(labels.to_owned())))
     }
 }
 
@@ -41,22 +34,21 @@ impl LabelList {
             0 => Ok(()),
             found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
         };
-        let unexpected = |field: &str, expected: &str, found: &Value| {
-            Error::invalid(format!("expected `{field}` to be {expected}, but found {}", kind(found)))
+        let unexpected = |field: &str, expected: &str, found: &Content| {
+            Error::invalid(format!("expected `{field}` to be {expected}, but found {}", found.kind()))
         };
         match &self.0 {
-            Value::String(labels) => {
+            Content::Text(labels) => {
                 check(Labels::parts(labels).count())?;
                 Ok(Labels::split(labels))
             }
-            Value::Array(values) => {
-                check(values.len())?;
-                let values = values.iter().enumerate();
-                let label = |(index, value): (usize, &Value)| match value {
-                    Value::String(label) => Ok(label.clone()),
-                    other => Err(unexpected(&format!("{field}[{index}]"), "a string", other)),
+            Content::List(values) => {
+                check(values.count)?;
+                let label = |(index, value)| match value {
+                    Content::Text(label) => Ok(label),
+                    other => Err(unexpected(&format!("{field}[{index}]"), "a string", &other)),
                 };
-                values.map(label).collect()
+                List::clone(values).values().enumerate().map(label).collect()
             }
             other => Err(unexpected(field, "a list of strings, or a string with commas", other)),
         }
@@ -65,15 +57,16 @@ impl LabelList {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     #[test]
     fn labels_are_counted_before_they_are_read() {
-        let read = |value: Value| LabelList(value).read("parameters.candidate_labels", 3);
+        let read =
+            |value: Value| LabelList::deserialize(value).unwrap().read("parameters.candidate_labels", 3);
         let refusal = |value: Value| read(value).unwrap_err().to_string();
-        let commas = LabelList(json!(",a ,".repeat(1_000_000)));
+        let commas: LabelList = ",a ,".repeat(1_000_000).parse().unwrap();
         let bytes = allocation_counter::measure(|| drop(commas.read("labels", 3))).bytes_max;
         assert!(bytes < 100_000, "{bytes}");
         let messages = [json!(vec![7; 4]), json!(["a", 7]), json!(7)].map(refusal);

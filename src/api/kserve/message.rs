@@ -1,13 +1,16 @@
 //! KServe v2 messages: JSON, optionally followed by tensor bytes (the binary tensor extension).
 
-use std::collections::HashSet;
+use std::{borrow::Cow, collections::HashSet, mem, sync::Arc};
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
     response::IntoResponse,
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, MapAccess, SeqAccess},
+};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -19,7 +22,8 @@ use crate::{
     },
     backend::routing::Location,
     error::{Error, Result, quoted},
-    json,
+    json::{self, Budget, FromJson, Kind},
+    pipeline::generation::GenerationOptions,
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
@@ -103,7 +107,8 @@ pub(super) struct InferInput {
     #[serde(default)]
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
-    data: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    data: Option<Data>,
     #[serde(skip)]
     pub(super) elements: InputElements,
 }
@@ -121,7 +126,7 @@ impl InferRequest {
     /// Parses a message, and checks every length in it.
     ///
     /// The request holds its elements' memory until its end.
-    pub(super) fn parse(headers: &HeaderMap, body: &[u8], memory: &mut RequestMemory) -> Result<Self> {
+    pub(super) fn parse(headers: &HeaderMap, body: &[u8], memory: &Arc<RequestMemory>) -> Result<Self> {
         /// Memory for a binary element, as a multiple of its length prefix.
         const MAX_FACTOR: usize = 12;
         let length = match headers.get(JSON_LENGTH) {
@@ -139,8 +144,10 @@ impl InferRequest {
             )));
         };
         let binary = bytes.len().saturating_mul(MAX_FACTOR);
-        memory.resize(body.len().saturating_add(json::weight(json)).saturating_add(binary))?;
-        let mut request: Self = request::parse(json)?;
+        let (size, held) = (body.len().saturating_add(binary), Arc::clone(memory));
+        memory.resize(size)?;
+        let hold = move |values| held.resize(size.saturating_add(values));
+        let mut request: Self = request::parse(json, Budget::new(json.len(), usize::MAX).held_by(hold))?;
         for input in &mut request.inputs {
             input.elements = input.parse(&mut bytes)?;
         }
@@ -174,6 +181,14 @@ impl InferRequest {
     /// Task parameters. Unknown ones are ignored, since clients also send other servers' parameters.
     pub(super) fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
         request::from_parameters(self.parameters.clone())
+    }
+
+    /// Generation options. Clients send parameters for other servers as well, which are ignored.
+    pub(super) fn generation_options(&self) -> Result<GenerationOptions> {
+        let known = GenerationOptions::names();
+        let mut options = self.parameters.clone();
+        options.retain(|name, _| known.contains(name));
+        request::from_value(Value::Object(options))
     }
 
     /// The parameters of a task that takes labels, which are a tensor.
@@ -250,11 +265,7 @@ impl InferInput {
                 *bytes = rest;
                 from_bytes(name, datatype, own)?
             }
-            (None, Some(data)) => {
-                let mut flat = Vec::new();
-                flatten(data, &mut flat);
-                from_json(name, datatype, flat)?
-            }
+            (None, Some(data)) => from_json(name, datatype, data)?,
             (Some(_), Some(_)) => return wrong("with `data` or with bytes, but found both".into()),
             (None, None) => return wrong("with `data` or with bytes, but found neither".into()),
         };
@@ -269,24 +280,92 @@ impl InferInput {
     }
 }
 
-/// Appends the elements in nested lists.
-fn flatten(value: Value, flat: &mut Vec<Value>) {
-    match value {
-        Value::Array(values) => values.into_iter().for_each(|value| flatten(value, flat)),
-        value => flat.push(value),
+/// Elements in JSON: one, or nested lists.
+#[derive(Debug, Default)]
+enum Data {
+    #[default]
+    Empty,
+    Integer(i64),
+    Text(String),
+    Integers(Vec<i64>),
+    Texts(Vec<String>),
+    /// Elements of several types, or of another one.
+    Other,
+}
+
+impl Data {
+    fn append(&mut self, item: Self) {
+        *self = match (mem::take(self), item) {
+            (all, Self::Empty) => all,
+            (Self::Empty, Self::Integer(value)) => Self::Integers(vec![value]),
+            (Self::Empty, Self::Text(text)) => Self::Texts(vec![text]),
+            (Self::Empty, item) => item,
+            (Self::Integers(mut all), Self::Integer(value)) => {
+                all.push(value);
+                Self::Integers(all)
+            }
+            (Self::Texts(mut all), Self::Text(text)) => {
+                all.push(text);
+                Self::Texts(all)
+            }
+            (Self::Integers(mut all), Self::Integers(more)) => {
+                all.extend(more);
+                Self::Integers(all)
+            }
+            (Self::Texts(mut all), Self::Texts(more)) => {
+                all.extend(more);
+                Self::Texts(all)
+            }
+            _ => Self::Other,
+        };
     }
 }
 
-fn from_json(name: &str, datatype: &str, values: Vec<Value>) -> Result<InputElements> {
-    let values = Value::Array(values);
-    let elements = match datatype {
-        "INT32" | "INT64" => serde_json::from_value(values).map(InputElements::Integers),
-        "BYTES" => serde_json::from_value(values).map(InputElements::Texts),
-        other => return Err(unsupported(name, other)),
-    };
-    elements.map_err(|_| {
-        Error::invalid(format!("expected `{name}` with elements of {datatype}, but found something else"))
-    })
+impl<'de> FromJson<'de> for Data {
+    fn other(_: &'static str) -> Self {
+        Self::Other
+    }
+
+    fn whole_number(number: i64) -> Self {
+        Self::Integer(number)
+    }
+
+    fn text(text: Cow<'_, str>) -> Self {
+        Self::Text(text.into_owned())
+    }
+
+    fn list<A: SeqAccess<'de>>(mut items: A) -> Result<Self, A::Error> {
+        let mut all = Self::Empty;
+        while let Some(item) = items.next_element()? {
+            all.append(item);
+        }
+        Ok(all)
+    }
+
+    fn object<A: MapAccess<'de>>(fields: A) -> Result<Self, A::Error> {
+        Kind::object(fields).map(|_| Self::Other)
+    }
+}
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        json::from_any(deserializer)
+    }
+}
+
+fn from_json(name: &str, datatype: &str, data: Data) -> Result<InputElements> {
+    match (datatype, data) {
+        ("INT32" | "INT64", Data::Empty) => Ok(InputElements::Integers(Vec::new())),
+        ("INT32" | "INT64", Data::Integer(value)) => Ok(InputElements::Integers(vec![value])),
+        ("INT32" | "INT64", Data::Integers(values)) => Ok(InputElements::Integers(values)),
+        ("BYTES", Data::Empty) => Ok(InputElements::Texts(Vec::new())),
+        ("BYTES", Data::Text(text)) => Ok(InputElements::Texts(vec![text])),
+        ("BYTES", Data::Texts(texts)) => Ok(InputElements::Texts(texts)),
+        ("INT32" | "INT64" | "BYTES", _) => Err(Error::invalid(format!(
+            "expected `{name}` with elements of {datatype}, but found something else"
+        ))),
+        (other, _) => Err(unsupported(name, other)),
+    }
 }
 
 fn from_bytes(name: &str, datatype: &str, bytes: &[u8]) -> Result<InputElements> {

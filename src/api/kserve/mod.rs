@@ -1,12 +1,11 @@
 //! KServe v2, the API that Triton's clients use: metadata, readiness and inference by tensors.
 
 mod message;
-mod seq2seq;
+mod outputs;
 mod tensors;
-mod token_classification;
 mod vectors;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
@@ -22,7 +21,7 @@ use super::{
     app::App,
     body::{self, ReadBody},
     rejection::Reply,
-    request::InPath,
+    request::{Context, InPath},
 };
 use crate::{
     error::{Error, Result},
@@ -137,14 +136,15 @@ pub(super) async fn infer(
     request: Request,
 ) -> Reply {
     let model = path.find(&app)?;
-    let ReadBody { headers, bytes, deadline, mut memory } = body::read(&app, request).await?;
+    let ReadBody { headers, bytes, deadline, memory } = body::read(&app, request).await?;
     let size = bytes.len();
-    let parse = move || Ok((InferRequest::parse(&headers, &bytes, &mut memory)?, memory));
-    let (mut request, _memory) = deadline.run_sized(size, parse).await?;
+    let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));
+    let parse = move || InferRequest::parse(&headers, &bytes, &memory);
+    let mut request = deadline.run_sized(size, parse).await?;
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
         request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
     }
     let interface = Interface::of(model);
-    let outputs = tensors::run(&app, model, &interface, &request, deadline).await?;
+    let outputs = tensors::run(&context, model, &interface, &request).await?;
     message::respond(&model.name, VERSION, &request, &outputs)
 }

@@ -5,11 +5,10 @@ use serde::Serialize;
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
-    seq2seq, token_classification, vectors,
+    outputs, vectors,
 };
 use crate::{
-    api::{app::App, classification::prepare_zero_shot, inputs as fields, inputs::TextLimit},
-    backend::{Deadline, routing::Location},
+    api::{classification::prepare_zero_shot, inputs as fields, request::Context},
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
     pipeline::{Input, scores::ScoreFunction},
@@ -18,9 +17,16 @@ use crate::{
         classification::ClassificationParameters,
         entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
         ranking::RankingParameters,
+        text_to_text::TextToTextParameters,
     },
     tensor::Elements,
 };
+
+/// Default names for outputs.
+const LOGITS: &str = "logits";
+const SCORES: &str = "scores";
+const ENTITIES: &str = "entities";
+const IDS: &str = "generated_indices";
 
 /// A tensor in a model's metadata.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -69,38 +75,35 @@ impl Interface {
             shape: shape.into(),
         };
         let text = spec(&names.text, "BYTES", &[-1, 1]);
-        let tokens = [spec(&names.ids, "INT64", &[-1, -1]), spec(&names.mask, "INT64", &[-1, -1])];
-        let output_name = |default: &str| names.output.clone().unwrap_or_else(|| default.into());
-        let floats = |default: &str, shape: &[i64]| vec![spec(&output_name(default), "FP32", shape)];
-        let (inputs, outputs) = match &model.pipeline {
+        let tokens = [&names.ids, &names.mask].map(|name| spec(name, "INT64", &[-1, -1]));
+        let output = |default: &str, datatype, shape: &[i64]| {
+            spec(names.output.as_deref().unwrap_or(default), datatype, shape)
+        };
+        let entities = || output(ENTITIES, "BYTES", &[-1, 1]);
+        let labels = model.pipeline.labels().map_or(0, <[_]>::len) as i64;
+        let outputs = match &model.pipeline {
             Pipeline::Embedding(pipeline) => {
                 let outputs = vectors::outputs(pipeline, names.output.as_deref());
-                let outputs = outputs.into_iter().map(|(name, datatype, shape)| spec(name, datatype, &shape));
-                ([&tokens[..], &[text]].concat(), outputs.collect())
+                outputs.map(|(name, datatype, shape)| spec(name, datatype, &shape)).collect()
             }
-            Pipeline::Classification(pipeline) => {
-                let labels = pipeline.settings().labels.len() as i64;
-                ([&tokens[..], &[text]].concat(), floats("logits", &[-1, labels]))
+            Pipeline::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
+            Pipeline::TokenClassification(_) => {
+                vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
             }
-            Pipeline::TokenClassification(pipeline) => {
-                let labels = pipeline.settings().labels.len() as i64;
-                let logits = spec(&output_name(token_classification::LOGITS), "FP32", &[-1, -1, labels]);
-                let entities = spec(&output_name(token_classification::ENTITIES), "BYTES", &[-1, 1]);
-                ([&tokens[..], &[text]].concat(), vec![logits, entities])
-            }
-            Pipeline::ZeroShotEntities(_) => {
-                let entities = spec(&output_name(token_classification::ENTITIES), "BYTES", &[-1, 1]);
-                (vec![text, spec(&names.labels, "BYTES", &[-1])], vec![entities])
-            }
-            Pipeline::ZeroShot(_) => {
-                (vec![text, spec(&names.labels, "BYTES", &[-1])], floats("scores", &[-1, -1]))
-            }
-            Pipeline::Ranking(_) => (vec![spec(&names.query, "BYTES", &[1]), text], floats("scores", &[-1])),
+            Pipeline::ZeroShotEntities(_) => vec![entities()],
+            Pipeline::ZeroShot(_) => vec![output(SCORES, "FP32", &[-1, -1])],
+            Pipeline::Ranking(_) => vec![output(SCORES, "FP32", &[-1])],
             Pipeline::Translation(_) | Pipeline::TextToText(_) => {
-                let ids = spec(&output_name(seq2seq::IDS), "INT64", &[-1, -1]);
-                let texts = spec(&output_name(model.manifest.task.generated_name()), "BYTES", &[-1, -1]);
-                ([&tokens[..], &[text]].concat(), vec![ids, texts])
+                let texts = output(model.manifest.task.generated_name(), "BYTES", &[-1, -1]);
+                vec![output(IDS, "INT64", &[-1, -1]), texts]
             }
+        };
+        let inputs = match &model.pipeline {
+            Pipeline::ZeroShotEntities(_) | Pipeline::ZeroShot(_) => {
+                vec![text, spec(&names.labels, "BYTES", &[-1])]
+            }
+            Pipeline::Ranking(_) => vec![spec(&names.query, "BYTES", &[1]), text],
+            _ => tokens.into_iter().chain([text]).collect(),
         };
         Self { inputs, outputs, names }
     }
@@ -133,85 +136,71 @@ impl Interface {
 
 /// Runs a model on a request's inputs, and returns the requested outputs.
 pub(super) async fn run<'a>(
-    app: &App,
+    context: &Context,
     model: &Model,
     interface: &'a Interface,
     request: &'a InferRequest,
-    deadline: Deadline,
 ) -> Result<Vec<(&'a str, Output)>> {
     let outputs = interface.requested(&model.pipeline, request)?;
     outputs.iter().try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
-    let (names, limit, scope) = (&interface.names, app.limits.texts, app.scope());
+    let (scope, deadline) = (context.scope(), context.deadline);
+    let rows = || rows(context, &interface.names, request);
     let labelled = || -> Result<_> {
-        let texts = texts(required(request, &names.text)?, limit)?;
-        Ok((texts, labels(required(request, &names.labels)?, limit)?))
+        let texts = texts(context, request, &interface.names.text)?;
+        Ok((texts, labels(required(request, &interface.names.labels)?, context.app.limits.texts)?))
     };
     let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
-            let inputs = rows(names, request, limit)?.into_inputs();
-            return vectors::run(pipeline, (inputs, request), &outputs, (scope, deadline)).await;
+            let inputs = rows()?.into_inputs();
+            return vectors::run(context, pipeline, &outputs, (inputs, request.task_parameters()?)).await;
         }
         Pipeline::Classification(pipeline) => {
-            let inputs = rows(names, request, limit)?.into_inputs();
-            let parameters = ClassificationParameters {
-                function_to_apply: Some(ScoreFunction::None),
-                top_k: None,
-                ..request.task_parameters()?
-            };
-            let scores = parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?;
-            Ok(matrix(scores.rows, scores.usage.location))
+            let inputs = rows()?.into_inputs();
+            let mut parameters: ClassificationParameters = request.task_parameters()?;
+            (parameters.function_to_apply, parameters.top_k) = (Some(ScoreFunction::None), None);
+            outputs::matrix(parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?)
         }
         Pipeline::TokenClassification(pipeline) => {
-            let rows = rows(names, request, limit)?;
+            let rows = rows()?;
             let parameters: TokenClassificationParameters = request.task_parameters()?;
             match rows {
-                Rows::Tokens(rows) => {
-                    let truncation = scope.truncation(parameters.truncate, parameters.truncation_direction);
-                    token_classification::ids(pipeline, rows, (&app.limits, truncation), deadline).await
-                }
+                Rows::Tokens(rows) => outputs::logits(context, pipeline, rows, &parameters).await?,
                 Rows::Texts(texts) => {
-                    let finder = parameters.prepare(pipeline, &scope)?;
-                    token_classification::json(&finder.run(texts, deadline).await?)
+                    outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline).await?
                 }
             }
         }
         Pipeline::ZeroShotEntities(pipeline) => {
             let (texts, labels) = labelled()?;
             let parameters: ZeroShotEntitiesParameters = request.parameters_with(labels)?;
-            let finder = parameters.prepare(pipeline, &scope)?;
-            token_classification::json(&finder.run(texts, deadline).await?)
+            outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline).await?
         }
         Pipeline::ZeroShot(pipeline) => {
             let (texts, labels) = labelled()?;
             let parameters = request.parameters_with(labels)?;
-            let limits = (&TextLimit::new(limit), scope);
-            let classifier = prepare_zero_shot(pipeline, texts.len(), &parameters, limits)?;
-            let scores = classifier.run(&texts, deadline).await?;
-            Ok(matrix(scores.rows, scores.usage.location))
+            let classifier = prepare_zero_shot(context, pipeline, texts.len(), &parameters)?;
+            outputs::matrix(classifier.run(&texts, deadline).await?)
         }
         Pipeline::Ranking(pipeline) => {
-            let query = text(required(request, &names.query)?)?;
-            let texts = texts(required(request, &names.text)?, limit)?;
+            let query = text(required(request, &interface.names.query)?)?;
+            let texts = texts(context, request, &interface.names.text)?;
             let parameters: RankingParameters = request.task_parameters()?;
             let (scores, usage) = parameters.prepare(pipeline, &scope).run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
-            Ok(Output { shape, elements: Elements::Fp32(scores), location: usage.location })
+            Output { shape, elements: Elements::Fp32(scores), location: usage.location }
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-            let options = seq2seq::options(request, &scope)?;
-            match rows(names, request, limit)? {
-                Rows::Tokens(rows) => seq2seq::ids(pipeline, rows, &options, deadline).await,
-                Rows::Texts(texts) => seq2seq::texts(pipeline, texts, &options, deadline).await,
+            let generate_parameters = Some(request.generation_options()?);
+            let parameters = TextToTextParameters { generate_parameters, ..request.task_parameters()? };
+            let options = parameters.options(&scope);
+            match rows()? {
+                Rows::Tokens(rows) => outputs::generated_ids(context, pipeline, rows, &options).await?,
+                Rows::Texts(texts) => outputs::generated_texts(context, pipeline, texts, &options).await?,
             }
         }
     };
-    Ok(outputs.into_iter().zip([output?]).collect())
-}
-
-fn matrix(rows: Vec<Vec<f32>>, location: Location) -> Output {
-    let shape = vec![rows.len(), rows.first().map_or(0, Vec::len)];
-    Output { shape, elements: Elements::Fp32(rows.into_iter().flatten().collect()), location }
+    Ok(outputs.into_iter().zip([output]).collect())
 }
 
 enum Rows {
@@ -229,17 +218,16 @@ impl Rows {
 }
 
 /// Texts, or the token ids that the mask keeps.
-fn rows(names: &TensorNames, request: &InferRequest, limit: usize) -> Result<Rows> {
-    match (request.input(&names.text), request.input(&names.ids)) {
-        (Some(text), None) => Ok(Rows::Texts(texts(text, limit)?)),
-        (None, Some(ids)) => tokens(ids, request.input(&names.mask), limit).map(Rows::Tokens),
-        (Some(_), Some(_)) => {
-            Err(Error::invalid(format!("expected `{}` or `{}`, but found both", names.text, names.ids)))
+fn rows(context: &Context, names: &TensorNames, request: &InferRequest) -> Result<Rows> {
+    let found = match (request.input(&names.text), request.input(&names.ids)) {
+        (Some(_), None) => return texts(context, request, &names.text).map(Rows::Texts),
+        (None, Some(ids)) => {
+            return tokens(ids, request.input(&names.mask), context.app.limits.texts).map(Rows::Tokens);
         }
-        (None, None) => {
-            Err(Error::invalid(format!("expected `{}` or `{}`, but found neither", names.text, names.ids)))
-        }
-    }
+        (Some(_), Some(_)) => "both",
+        (None, None) => "neither",
+    };
+    Err(Error::invalid(format!("expected `{}` or `{}`, but found {found}", names.text, names.ids)))
 }
 
 fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InferInput> {
@@ -274,63 +262,55 @@ fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
     Ok(labels.to_vec())
 }
 
-fn texts(input: &InferInput, limit: usize) -> Result<Vec<String>> {
-    let texts = strings(input)?;
-    fields::count(&input.name, texts.len(), limit)?;
-    match texts.iter().position(String::is_empty) {
-        Some(index) => Err(Error::invalid(format!(
-            "expected a text in `{}[{index}]`, but found an empty one",
-            input.name
-        ))),
-        None => Ok(texts.to_vec()),
-    }
+/// The texts of a required input.
+fn texts(context: &Context, request: &InferRequest, name: &str) -> Result<Vec<String>> {
+    fields::texts(name, strings(required(request, name)?)?.to_vec().into(), &context.texts)
 }
 
-fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<Vec<Vec<u32>>> {
-    let integers = |input: &InferInput| match &input.elements {
-        InputElements::Integers(values) => Ok(values.clone()),
+fn integers(input: &InferInput) -> Result<&[i64]> {
+    match &input.elements {
+        InputElements::Integers(values) => Ok(values),
         InputElements::Texts(_) => {
             Err(Error::invalid(format!("expected `{}` as INT32 or INT64, but found BYTES", input.name)))
         }
-    };
-    let (count, length) = match ids.shape[..] {
+    }
+}
+
+/// The token ids that the mask keeps, per text.
+fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<Vec<Vec<u32>>> {
+    let InferInput { name, shape, .. } = ids;
+    let (count, length) = match shape[..] {
         [length] => (1, length),
         [count, length] => (count, length),
         _ => {
             return Err(Error::invalid(format!(
-                "expected `{}` of shape [texts, tokens], but found {:?}",
-                ids.name, ids.shape
+                "expected `{name}` of shape [texts, tokens], but found {shape:?}"
             )));
         }
     };
-    fields::count(&ids.name, count, limit)?;
+    fields::count(name, count, limit)?;
     if length == 0 {
-        return Err(Error::invalid(format!("expected tokens in `{}`, but found none", ids.name)));
+        return Err(Error::invalid(format!("expected tokens in `{name}`, but found none")));
     }
-    if let Some(mask) = mask.filter(|mask| mask.shape != ids.shape) {
+    if let Some(mask) = mask.filter(|mask| mask.shape != *shape) {
         return Err(Error::invalid(format!(
-            "expected `{}` of shape {:?}, like `{}`, but found {:?}",
-            mask.name, ids.shape, ids.name, mask.shape
+            "expected `{}` of shape {shape:?}, like `{name}`, but found {:?}",
+            mask.name, mask.shape
         )));
     }
-    let values = integers(ids)?;
-    let kept = mask.map(integers).transpose()?.unwrap_or_else(|| vec![1; values.len()]);
-    let rows = values.chunks(length).zip(kept.chunks(length)).enumerate();
-    rows.map(|(index, (row, kept))| {
-        let row = row.iter().zip(kept).filter(|(_, kept)| **kept != 0);
-        let row: Vec<u32> =
-            row.map(|(id, _)| u32::try_from(*id)).collect::<Result<_, _>>().map_err(|_| {
-                Error::invalid(format!("expected token ids in `{}`, but found other integers", ids.name))
-            })?;
-        if row.is_empty() {
-            return Err(Error::invalid(format!(
-                "expected tokens in row {index} of `{}`, but found none",
-                ids.name
-            )));
+    let (values, kept) = (integers(ids)?, mask.map(integers).transpose()?);
+    let row = |row: usize| {
+        let kept = |place: &usize| kept.is_none_or(|kept| kept[*place] != 0);
+        let ids = (row * length..(row + 1) * length).filter(kept).map(|place| u32::try_from(values[place]));
+        let ids = ids.collect::<Result<Vec<_>, _>>().map_err(|_| {
+            Error::invalid(format!("expected token ids in `{name}`, but found other integers"))
+        })?;
+        match ids.is_empty() {
+            true => Err(Error::invalid(format!("expected tokens in row {row} of `{name}`, but found none"))),
+            false => Ok(ids),
         }
-        Ok(row)
-    })
-    .collect()
+    };
+    (0..count).map(row).collect()
 }
 
 #[cfg(test)]

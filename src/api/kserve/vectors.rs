@@ -1,19 +1,20 @@
 //! Embedding by tensors: dense vectors, sparse vectors and multi-vectors, as far as the model has them.
 
-use super::message::{InferRequest, Output, check_padded};
+use super::{
+    message::{Output, check_padded},
+    outputs::padded,
+};
 use crate::{
-    backend::Deadline,
+    api::request::Context,
     error::Result,
     pipeline::{
         Input,
         embedding::{EmbeddingPipeline, Embeddings, VectorKind},
     },
-    task::{Scope, embedding::EmbeddingParameters},
+    task::embedding::EmbeddingParameters,
     tensor::Elements,
 };
 
-/// Default name for dense vectors.
-const DENSE: &str = "embedding";
 /// Token ids with weights, and the weights: rows padded to the longest with -1 and 0.
 const INDICES: &str = "sparse_indices";
 const VALUES: &str = "sparse_values";
@@ -21,36 +22,37 @@ const VALUES: &str = "sparse_values";
 const MULTI_VECTORS: &str = "multi_vectors";
 /// Vector count per text.
 const LENGTHS: &str = "multi_vector_lengths";
+/// Number of values per vector, in shapes.
+const DIMENSIONS: i64 = 0;
+
+/// An output's vector kind, name, type and shape. The manifest may rename dense vectors.
+type VectorOutput = (VectorKind, &'static str, &'static str, &'static [i64]);
+
+const OUTPUTS: [VectorOutput; 5] = [
+    (VectorKind::Dense, "embedding", "FP32", &[-1, DIMENSIONS]),
+    (VectorKind::Sparse, INDICES, "INT64", &[-1, -1]),
+    (VectorKind::Sparse, VALUES, "FP32", &[-1, -1]),
+    (VectorKind::MultiVector, MULTI_VECTORS, "FP32", &[-1, -1, DIMENSIONS]),
+    (VectorKind::MultiVector, LENGTHS, "INT64", &[-1]),
+];
 
 /// Names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
 pub(super) fn outputs<'a>(
     pipeline: &EmbeddingPipeline,
     dense: Option<&'a str>,
-) -> Vec<(&'a str, &'static str, Vec<i64>)> {
-    let mut outputs = Vec::new();
-    for (kind, dimensions) in pipeline.settings().outputs() {
-        match kind {
-            VectorKind::Dense => {
-                outputs.push((dense.unwrap_or(DENSE), "FP32", vec![-1, dimensions as i64]));
-            }
-            VectorKind::Sparse => {
-                outputs.extend([(INDICES, "INT64", vec![-1, -1]), (VALUES, "FP32", vec![-1, -1])]);
-            }
-            VectorKind::MultiVector => outputs.extend([
-                (MULTI_VECTORS, "FP32", vec![-1, -1, dimensions as i64]),
-                (LENGTHS, "INT64", vec![-1]),
-            ]),
-        }
-    }
-    outputs
+) -> impl Iterator<Item = (&'a str, &'static str, Vec<i64>)> {
+    pipeline.settings().outputs().into_iter().flat_map(move |(kind, dimensions)| {
+        let own = OUTPUTS.into_iter().filter(move |(of, ..)| *of == kind);
+        own.map(move |(_, name, datatype, shape)| {
+            let name = dense.filter(|_| kind == VectorKind::Dense).unwrap_or(name);
+            let side = |side: &i64| if *side == DIMENSIONS { dimensions as i64 } else { *side };
+            (name, datatype, shape.iter().map(side).collect())
+        })
+    })
 }
 
 fn kind(name: &str) -> VectorKind {
-    match name {
-        INDICES | VALUES => VectorKind::Sparse,
-        MULTI_VECTORS | LENGTHS => VectorKind::MultiVector,
-        _ => VectorKind::Dense,
-    }
+    OUTPUTS.into_iter().find(|(_, known, ..)| *known == name).map_or(VectorKind::Dense, |(kind, ..)| kind)
 }
 
 /// Outputs for a request that names none: the first vector kind.
@@ -61,58 +63,48 @@ pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) 
 
 /// Runs a model once, and returns its outputs with these names.
 pub(super) async fn run<'a>(
+    context: &Context,
     pipeline: &EmbeddingPipeline,
-    (inputs, request): (Vec<Input>, &InferRequest),
     names: &[&'a str],
-    (scope, deadline): (Scope, Deadline),
+    (inputs, parameters): (Vec<Input>, EmbeddingParameters),
 ) -> Result<Vec<(&'a str, Output)>> {
-    let parameters = EmbeddingParameters {
-        outputs: Some(names.iter().map(|name| kind(name)).collect()),
-        output_dtype: None,
-        ..request.task_parameters()?
-    };
-    let embedder = parameters.prepare(pipeline, &scope)?;
-    let Embeddings { vectors, usage } = embedder.run(inputs, deadline).await?;
+    let kinds = Some(names.iter().map(|name| kind(name)).collect());
+    let parameters = EmbeddingParameters { outputs: kinds, output_dtype: None, ..parameters };
+    let embedder = parameters.prepare(pipeline, &context.scope())?;
+    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let count = vectors.len();
-    let dense = || vectors.iter().filter_map(|text| text.dense.as_deref());
-    let sparse = || vectors.iter().map(|text| text.sparse.as_ref().map_or(&[][..], |sparse| &sparse.0));
-    let multi = || vectors.iter().map(|text| text.multi_vector.as_deref().unwrap_or_default());
-    let most = sparse().map(<[_]>::len).max().unwrap_or(0);
-    let longest = multi().map(<[_]>::len).max().unwrap_or(0);
+    let sparse = || vectors.iter().filter_map(|text| text.sparse.as_ref()).map(|sparse| &sparse.0);
+    let multi = || vectors.iter().filter_map(|text| text.multi_vector.as_ref());
     let width = pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
-    let values = |name: &&str| match *name {
-        INDICES | VALUES => count * most,
-        MULTI_VECTORS => count * longest * width,
+    let numbers = |name: &&str| match *name {
+        INDICES | VALUES => count * sparse().map(Vec::len).max().unwrap_or(0),
+        MULTI_VECTORS => count * multi().map(Vec::len).max().unwrap_or(0) * width,
         _ => 0,
     };
-    check_padded(names.iter().map(values).sum(), scope.max_values)?;
+    check_padded(names.iter().map(numbers).sum(), context.app.limits.values)?;
     let output = |name: &&'a str| {
         let (shape, elements) = match *name {
             INDICES => {
-                let row = |row: &[(u32, f32)]| padded(row.iter().map(|(id, _)| i64::from(*id)), most, -1);
-                (vec![count, most], Elements::Int64(sparse().flat_map(row).collect()))
+                let ids = |row: &Vec<(u32, f32)>| row.iter().map(|(id, _)| i64::from(*id)).collect();
+                let (longest, ids) = padded(&sparse().map(ids).collect::<Vec<_>>(), -1);
+                (vec![count, longest], Elements::Int64(ids))
             }
             VALUES => {
-                let row = |row: &[(u32, f32)]| padded(row.iter().map(|(_, weight)| *weight), most, 0.0);
-                (vec![count, most], Elements::Fp32(sparse().flat_map(row).collect()))
+                let weights = |row: &Vec<(u32, f32)>| row.iter().map(|(_, weight)| *weight).collect();
+                let (longest, weights) = padded(&sparse().map(weights).collect::<Vec<_>>(), 0.0);
+                (vec![count, longest], Elements::Fp32(weights))
             }
             MULTI_VECTORS => {
-                let row = |row: &[Vec<f32>]| padded(row.concat().into_iter(), longest * width, 0.0);
-                (vec![count, longest, width], Elements::Fp32(multi().flat_map(row).collect()))
+                let (longest, values) = padded(&multi().map(|text| text.concat()).collect::<Vec<_>>(), 0.0);
+                (vec![count, longest / width.max(1), width], Elements::Fp32(values))
             }
             LENGTHS => (vec![count], Elements::Int64(multi().map(|vectors| vectors.len() as i64).collect())),
             _ => {
-                let width = dense().next().map_or(0, <[_]>::len);
-                (vec![count, width], Elements::Fp32(dense().flatten().copied().collect()))
+                let dense: Vec<_> = vectors.iter().filter_map(|text| text.dense.as_deref()).collect();
+                (vec![count, dense.first().map_or(0, |dense| dense.len())], Elements::Fp32(dense.concat()))
             }
         };
         (*name, Output { shape, elements, location: usage.location })
     };
     Ok(names.iter().map(output).collect())
-}
-
-fn padded<T: Clone>(values: impl Iterator<Item = T>, length: usize, padding: T) -> Vec<T> {
-    let mut values: Vec<T> = values.collect();
-    values.resize(length, padding);
-    values
 }

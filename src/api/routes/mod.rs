@@ -77,9 +77,13 @@ const SERVER: Api = Api {
 pub(super) fn router() -> Router<Arc<App>> {
     let add = |router: Router<_>, route: &Route| router.route(route.path, (route.handler)());
     // `allow` lists the methods in this order.
-    let routes =
-        [RouteMethod::Get, RouteMethod::Post].map(|method| all().filter(move |route| route.method == method));
+    let routes = [RouteMethod::Get, RouteMethod::Post].map(with_method);
     routes.into_iter().flatten().fold(Router::new(), add)
+}
+
+/// All routes for GET or POST.
+pub(super) fn with_method(method: RouteMethod) -> impl Iterator<Item = &'static Route> {
+    all().filter(move |route| route.method == method)
 }
 
 fn all() -> impl Iterator<Item = &'static Route> {

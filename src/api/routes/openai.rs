@@ -34,7 +34,7 @@ pub(super) const JINA: Api = Api {
     prefix: None,
     routes: &[post!("/v1/rerank", "jina", ranking::jina, "Rank documents by a query")
         .request::<DocumentsRequest>(r#"{"documents": ["hen", "car"], "model": "rank", "query": "egg", "top_n": 1}"#)
-        .response::<JinaResponse>(
+        .response::<JinaResponse<'static>>(
             "The documents and their scores, the highest score first.",
             r#"{"model": "rank", "object": "list", "results": [{"document": {"text": "hen"}, "index": 0, "relevance_score": 0.72}], "usage": {"prompt_tokens": 12, "total_tokens": 12}}"#,
         )

@@ -10,7 +10,7 @@ use http::{
 };
 use http_body_util::{BodyExt, Full, Limited};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     backend::TensorSpec,
     error::Result,
-    json,
+    json::{self, Budget, ReadError},
     telemetry::trace::{TRACEPARENT, Trace},
     tensor::Tensor,
 };
@@ -150,14 +150,13 @@ impl KserveClient for HttpClient {
     }
 }
 
-pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Attempt<T> {
-    if !json::is_light(body) {
-        return Err(AttemptFailure::invalid_response(
-            "expected KServe's JSON, but found too many values for its size",
-        ));
-    }
-    serde_json::from_slice(body)
-        .map_err(|_| AttemptFailure::invalid_response("expected KServe's JSON, but found something else"))
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
+    json::read(body, Budget::new(body.len(), usize::MAX)).map_err(|error| {
+        AttemptFailure::invalid_response(match error {
+            ReadError::Refused(_) => "expected KServe's JSON, but found too many values for its size",
+            _ => "expected KServe's JSON, but found something else",
+        })
+    })
 }
 
 /// Classifies a response whose status is not 200.

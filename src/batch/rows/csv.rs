@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     batch::{
-        answer::{Cell, Columns, ErrorKind, RowError, RowResult, names},
+        answer::{Cell, Column, Columns, ErrorKind, RowError, RowResult, names},
         compression::Packer,
     },
     error::{Error, Result},
@@ -224,10 +224,10 @@ impl CsvWriter {
     ) -> Result<Self> {
         let mut records = WriterBuilder::new().delimiter(header.delimiter).flexible(true).from_writer(target);
         if with_header {
-            let names = header.names.iter().cloned().chain(header.answers(columns));
+            let names = header.names.iter().cloned().chain(header.answers(&columns));
             records.write_record(names).map_err(unwritable)?;
         }
-        let names = header.answers(columns).collect();
+        let names = header.answers(&columns).collect();
         Ok(Self { records, header: header.clone(), columns, names })
     }
 }
@@ -270,7 +270,7 @@ impl RowWriter for CsvWriter {
 
 impl CsvHeader {
     /// Names for the added columns, none of which the file uses.
-    fn answers(&self, columns: Columns) -> impl Iterator<Item = String> + '_ {
+    fn answers(&self, columns: &[Column]) -> impl Iterator<Item = String> {
         let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
         names(columns).map(move |name| free_name(name, is_taken))
     }
@@ -305,7 +305,7 @@ fn unwritable(error: ::csv::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::answer::LABEL;
+    use crate::batch::answer::label_columns;
 
     #[test]
     fn chunks_of_rows_with_many_fields_are_small() {
@@ -363,7 +363,7 @@ mod tests {
     fn names_of_answers_are_unique_in_annotated_outputs() {
         let names = |header: &str| {
             let names = header.split(',').map(str::to_owned).collect();
-            CsvHeader { delimiter: b',', names }.answers(LABEL).collect::<Vec<_>>()
+            CsvHeader { delimiter: b',', names }.answers(&label_columns()).collect::<Vec<_>>()
         };
         assert_eq!(names("text"), ["label", "score", "error"]);
         assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);

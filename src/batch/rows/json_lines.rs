@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     batch::{
-        answer::{Cell, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
+        answer::{Cell, Column, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
         compression::Packer,
     },
     error::{Error, Result},
@@ -206,7 +206,7 @@ impl RowWriter for JsonLinesWriter {
         let Rows::Lines(lines) = rows else { return mismatched() };
         let Self { target, columns, buffer, names } = self;
         for (line, result) in lines.iter().zip(results) {
-            let written = target.append(buffer, |output| write_line(output, line, (*columns, result), names));
+            let written = target.append(buffer, |output| write_line(output, line, (columns, result), names));
             written.map_err(Error::io("cannot write the output"))?;
         }
         Ok(())
@@ -229,7 +229,7 @@ impl RowWriter for JsonLinesWriter {
 pub(in crate::batch) fn write_line(
     output: &mut Vec<u8>,
     line: &[u8],
-    (columns, result): (Columns, &RowResult),
+    (columns, result): (&[Column], &RowResult),
     known: &mut BTreeSet<String>,
 ) -> io::Result<()> {
     // Fields that answer names must not repeat.
@@ -299,12 +299,12 @@ fn open_malformed(target: &mut Vec<u8>, line: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::answer::SCORE;
+    use crate::batch::answer::score_column;
 
     fn written(text: &str) -> String {
         let contents = io::Cursor::new(text.as_bytes().to_vec());
         let mut reader = JsonLinesReader::new(contents, None).unwrap();
-        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), SCORE);
+        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), score_column());
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let results: Vec<RowResult> =
                 texts.into_iter().map(|text| text.map(|_| vec![Cell::Number(0.5)])).collect();

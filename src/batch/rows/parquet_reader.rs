@@ -260,7 +260,7 @@ mod tests {
 
     use super::*;
     use crate::batch::{
-        answer::{Cell, SCORE},
+        answer::{Cell, score_column},
         output::{Pieces, Shape},
         output_form::OutputForm,
         rows::{chunk::PARQUET_MAGIC, tests::rows},
@@ -289,7 +289,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name);
         let input = OpenInput::file(&path).unwrap();
         let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
-        let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), SCORE));
+        let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let results: Vec<_> = texts.iter().map(|_| Ok(vec![Cell::Number(0.5)])).collect();
             pieces.write(rows, &results).unwrap();

@@ -235,14 +235,14 @@ mod tests {
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
-    use crate::batch::answer::SCORE;
+    use crate::batch::answer::score_column;
 
     #[test]
     fn pieces_make_one_file() {
         let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
         let (mut file, mut pieces) = (PARQUET_MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
-            let mut writer = ParquetWriter::new(&schema, SCORE).unwrap();
+            let mut writer = ParquetWriter::new(&schema, score_column()).unwrap();
             let results: Vec<RowResult> =
                 (0..texts.len()).map(|place| Ok(vec![Cell::Number(place as f32)])).collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));

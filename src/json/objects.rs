@@ -1,5 +1,5 @@
-//! Deserializes requests, in which structs are objects. Derived implementations also accept a list of field values, in
-//! an order that no API defines.
+//! Deserializes JSON in which structs are objects, and counts its values. Derived implementations also accept a list
+//! of field values, in an order that no API defines.
 
 use std::fmt;
 
@@ -8,9 +8,11 @@ use serde::{
     de::{DeserializeSeed, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor},
 };
 
-/// A deserializer that expects an object for each struct; also its visitors, seeds and accesses, which pass this on to
+use super::budget::{OBJECT_BYTES, VALUE_BYTES, take};
+
+/// A deserializer that expects an object for each struct, and takes memory for each value in a list or an object; also its visitors, seeds and accesses, which pass this on to
 /// all values within a value.
-pub(super) struct Objects<T>(pub(super) T);
+pub(crate) struct Objects<T>(pub(crate) T);
 
 /// Forwarding deserializer methods.
 macro_rules! forward {
@@ -93,6 +95,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<V::Value, A::Error> {
+        take(OBJECT_BYTES)?;
         self.0.visit_map(Objects(fields))
     }
 
@@ -113,7 +116,11 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Objects<A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        self.0.next_element_seed(Objects(seed))
+        let element = self.0.next_element_seed(Objects(seed))?;
+        if element.is_some() {
+            take(VALUE_BYTES)?;
+        }
+        Ok(element)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -125,7 +132,11 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Objects<A> {
     type Error = A::Error;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        self.0.next_key_seed(Objects(seed))
+        let key = self.0.next_key_seed(Objects(seed))?;
+        if key.is_some() {
+            take(VALUE_BYTES)?;
+        }
+        Ok(key)
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {

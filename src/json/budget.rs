@@ -1,0 +1,89 @@
+//! Memory for the values of a JSON text, counted before they are kept.
+
+use std::cell::{Cell, RefCell};
+
+use crate::error::{Error, Result};
+
+/// Limit: a multiple of the text size plus a constant. Real requests stay far below it.
+const MAX_FACTOR: usize = 6;
+const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
+/// Value size in a list that has grown, and the additional size of an object with one field. While a list is
+/// reallocated, it takes half as much again.
+pub(super) const VALUE_BYTES: usize = 64;
+pub(super) const OBJECT_BYTES: usize = 640;
+/// Memory is held in steps, which are this part of the memory so far, since holding takes longer than reading a value.
+pub(super) const STEP: usize = 8;
+
+/// Maximum memory for the values of a text with this size, in bytes.
+pub(crate) fn max_memory(bytes: usize) -> usize {
+    bytes.saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
+}
+
+/// Holds memory, in bytes, or refuses to.
+type Hold = Box<dyn Fn(usize) -> Result<()>>;
+
+/// Limits for one JSON text.
+pub(crate) struct Budget {
+    size: usize,
+    max_texts: usize,
+    taken: Cell<usize>,
+    held: Cell<usize>,
+    hold: Hold,
+    refusal: RefCell<Option<Error>>,
+}
+
+tokio::task_local! {
+    /// Limits for the text that is being read: the fields of derived types get nothing else from their object.
+    static BUDGET: Budget;
+}
+
+impl Budget {
+    /// Memory for a text with this size. Lists with texts keep at most `max_texts` of them.
+    pub(crate) fn new(size: usize, max_texts: usize) -> Self {
+        let (taken, held, refusal) = (Cell::new(0), Cell::new(0), RefCell::default());
+        Self { size, max_texts, taken, held, hold: Box::new(|_| Ok(())), refusal }
+    }
+
+    /// Calls `hold` with the memory for all values so far, before it is taken.
+    pub(crate) fn held_by(self, hold: impl Fn(usize) -> Result<()> + 'static) -> Self {
+        Self { hold: Box::new(hold), ..self }
+    }
+
+    /// Reads a text, whose values count from now on. `read` gets a function for the refusal, if there was one.
+    pub(super) fn scope<T>(self, read: impl FnOnce(fn() -> Option<Error>) -> T) -> T {
+        BUDGET.sync_scope(self, || read(|| BUDGET.with(|budget| budget.refusal.take())))
+    }
+
+    fn take(&self, bytes: usize) -> Result<()> {
+        let taken = self.taken.get().saturating_add(bytes);
+        self.taken.set(taken);
+        if taken <= self.held.get() {
+            return Ok(());
+        }
+        if taken > max_memory(self.size) {
+            return Err(Error::too_large(format!(
+                "expected JSON of texts and numbers, but found too many lists, objects or numbers for {} bytes; send \
+                 fewer at once",
+                self.size
+            )));
+        }
+        let held = taken.saturating_add(taken / STEP).min(max_memory(self.size));
+        (self.hold)(held)?;
+        self.held.set(held);
+        Ok(())
+    }
+}
+
+/// Takes memory for a value that is being read. Values outside of [`Budget::scope`] were counted before.
+pub(super) fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
+    let refuse = |budget: &Budget| {
+        let refused = budget.take(bytes).map_err(|refusal| budget.refusal.replace(Some(refusal)));
+        refused.map_err(|_| E::custom("too large"))
+    };
+    BUDGET.try_with(refuse).unwrap_or(Ok(()))
+}
+
+/// Maximum texts that a list keeps.
+pub(super) fn max_texts() -> usize {
+    BUDGET.try_with(|budget| budget.max_texts).unwrap_or(usize::MAX)
+}

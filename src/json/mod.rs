@@ -1,0 +1,130 @@
+//! Reads JSON from other programs, with limits for its memory.
+//!
+//! As a value tree, an object with one field takes a hundred times the memory of its text, so a text within the size
+//! limit could exhaust the machine's memory. Values are counted while they are read.
+
+mod budget;
+mod content;
+mod objects;
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+pub(crate) use self::{
+    budget::{Budget, max_memory},
+    content::{Content, FromJson, Kind, List, from_any},
+    objects::Objects,
+};
+use crate::error::{Error, Result};
+
+/// An error while JSON is read.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// The text exceeds its limits.
+    Refused(Error),
+    /// The syntax is wrong, or the value at a path.
+    Wrong(serde_path_to_error::Error<serde_json::Error>),
+    /// Another value follows.
+    Trailing(serde_json::Error),
+}
+
+/// Reads a JSON text within its limits.
+pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T, ReadError> {
+    budget.scope(|refusal| {
+        let mut deserializer = serde_json::Deserializer::from_slice(text);
+        let value = serde_path_to_error::deserialize(Objects(&mut deserializer))
+            .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
+        deserializer.end().map(|()| value).map_err(ReadError::Trailing)
+    })
+}
+
+/// Message for a syntax error. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
+pub(crate) fn syntax(error: &serde_json::Error) -> String {
+    error.to_string().replace("expected ident", "expected value")
+}
+
+/// A value's type in JSON, for errors.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    Kind::deserialize(value).map_or("a value", |Kind(kind)| kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, rc::Rc};
+
+    use serde_json::json;
+
+    use super::{
+        budget::{STEP, VALUE_BYTES},
+        *,
+    };
+
+    fn read_within<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
+        read(text.as_bytes(), Budget::new(text.len(), 1024))
+    }
+
+    fn memory_of<T: DeserializeOwned>(text: &str) -> (bool, usize) {
+        let mut is_refused = false;
+        let bytes = allocation_counter::measure(|| {
+            is_refused = matches!(read_within::<T>(text), Err(ReadError::Refused(Error::TooLarge { .. })));
+        });
+        (is_refused, bytes.bytes_max as usize)
+    }
+
+    /// Objects and lists that would take a hundred times their text.
+    const SMALL: [(&str, usize); 5] =
+        [("{\"\":0}", 100_000), ("{}", 100_000), ("[]", 500_000), ("0", 1_000_000), ("\"\"", 700_000)];
+
+    #[test]
+    fn many_small_values_are_refused_before_they_take_memory() {
+        for (item, count) in SMALL {
+            let text = format!("[{}]", vec![item; count].join(","));
+            let (is_refused, bytes) = memory_of::<Value>(&text);
+            let allowed = max_memory(text.len()) / 2 * 3;
+            assert!(is_refused && bytes <= allowed, "{item} × {count}: {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn texts_above_the_limit_are_counted_but_not_kept() {
+        for item in ["\"a text\"", "{\"text\":\"a\"}", "[\"a\"]"] {
+            let text = format!("[{}]", vec![item; 20_000].join(","));
+            let mut count = 0;
+            let bytes = allocation_counter::measure(|| {
+                let Content::List(list) = read_within::<Content>(&text).unwrap() else { panic!("{item}") };
+                count = list.count;
+            });
+            assert_eq!(count, 20_000);
+            assert!(bytes.bytes_max < 1024 * 400, "{item}: {} bytes", bytes.bytes_max);
+        }
+    }
+
+    #[test]
+    fn memory_is_held_before_it_is_taken() {
+        let text = json!(vec!["a"; 5000]).to_string();
+        let held = Rc::new(Cell::new(0));
+        let last = Rc::clone(&held);
+        let hold = move |bytes| {
+            last.set(bytes);
+            Ok(())
+        };
+        read::<Value>(text.as_bytes(), Budget::new(text.len(), 10).held_by(hold)).unwrap();
+        let taken = 5000 * VALUE_BYTES;
+        assert!((taken..=taken + taken / STEP).contains(&held.get()), "{}", held.get());
+        let refuse = |_| Err(Error::Overloaded { limit: 1, unit: "bytes" });
+        let refused =
+            read::<Value>(text.as_bytes(), Budget::new(text.len(), 10).held_by(refuse)).unwrap_err();
+        assert!(matches!(refused, ReadError::Refused(Error::Overloaded { .. })));
+    }
+
+    #[test]
+    fn the_largest_requests_are_read() {
+        let ids: Vec<u32> = (0..512).map(|id| 7 * id + 1000).collect();
+        let ids = json!({ "inputs": vec![ids; 1024] }).to_string();
+        let texts = json!({ "inputs": vec!["a, [\"b\"], {c}: ".repeat(80); 1024] }).to_string();
+        let pairs = json!({ "documents": vec![json!({ "text": "a" }); 1024] }).to_string();
+        for body in [ids, texts, pairs] {
+            assert!(read_within::<Value>(&body).is_ok(), "{} bytes", body.len());
+        }
+    }
+}
