@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Semaphore;
 
+use super::priority::{Running, give_way};
 use crate::{
     backend::{
         Deadline, RemoteBackend,
@@ -109,6 +110,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         work: &W,
         deadline: Deadline,
     ) -> Result<(W::Output, Location)> {
+        let _running = Running::begin();
         let (tokens, local) = (work.tokens(), self.local());
         if self.route.choose(tokens) == Location::Remote && !(local.is_some() && self.is_known_unfit(work)) {
             let request = self.route.begin(Location::Remote, tokens);
@@ -176,6 +178,7 @@ pub(super) async fn run_batches<T: Send>(
             Some(turns) => turns.acquire().await.ok(),
             None => None,
         };
+        give_way().await;
         batch.await
     });
     let done = stream::iter(batches).buffer_unordered(max).try_concat();

@@ -45,6 +45,10 @@ impl Store {
         unsupported()
     }
 
+    pub fn copy(&self, _: &Url, _: &Url) -> Result<bool> {
+        unsupported()
+    }
+
     pub fn delete(&self, _: &Url) -> Result<()> {
         unsupported()
     }
