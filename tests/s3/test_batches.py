@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import unittest
+import urllib.request
 from pathlib import Path
 
 from harness import BUCKET, HOST, Function, Weed
@@ -114,7 +115,7 @@ class Batches(unittest.TestCase):
 
     def test_a_batch_that_needs_several_invocations_loses_no_line(self):
         count = 3000
-        batch, message = self.start([{"input": f"the cat {number}"} for number in range(count)])
+        batch, message = self.start([{"input": [f"the cat {number}"] * 10} for number in range(count)])
         calls, seconds = 0, 0.6
         while self.get(f"/v1/batches/{batch}")["status"] not in ENDED:
             calls += 1
@@ -123,8 +124,11 @@ class Batches(unittest.TestCase):
             seconds *= 1.2
         batch = self.get(f"/v1/batches/{batch}")
         self.assertEqual((batch["status"], batch["request_counts"]["completed"]), ("completed", count))
-        # Beyond what one response of the function may have.
-        contents = self.weed.get(next(key for key in self.weed.keys(PREFIX) if batch["output_file_id"] + ".jsonl" in key))
+        # More than a response of the function may have.
+        answer = self.api.call(event("GET", f"/v1/files/{batch['output_file_id']}/content"), 30)
+        self.assertEqual(answer["statusCode"], 302, answer)
+        with urllib.request.urlopen(answer["headers"]["location"]) as response:
+            contents = response.read()
         ids = [json.loads(line)["custom_id"] for line in contents.splitlines()]
         self.assertEqual(ids, [f"r{number}" for number in range(count)])
 

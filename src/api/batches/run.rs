@@ -200,7 +200,7 @@ impl Runs {
 
     /// Gives a batch up.
     pub(super) fn fail(&self, entry: &Entry, message: &str) -> Result<()> {
-        if let Some(mut record) = self.files.read::<BatchRecord>(&entry.record())? {
+        if let Ok(Some(mut record)) = self.files.read::<BatchRecord>(&entry.record()) {
             record.batch.fail(vec![failure("server_error", message)]);
             self.files.write(&entry.record(), &record)?;
         }
@@ -238,7 +238,7 @@ impl Watcher for Counter {
     fn count(&self, progress: &Progress) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (record, written) = &mut *state;
-        let failed = progress.errors.values().sum();
+        let failed: u64 = progress.errors.values().sum();
         let counts = &mut record.batch.request_counts;
         (counts.completed, counts.failed) = (progress.rows - failed, failed);
         if written.elapsed() >= COUNT_INTERVAL {

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    entry::{Entry, folder},
+    entry::{Entry, QUEUE, folder},
     object::{BATCH, BatchRecord},
     run::{Advanced, Runs},
 };
@@ -137,11 +137,13 @@ impl Loop<'_> {
 
     fn failed(&mut self, entry: Entry, error: &Error) -> Result<()> {
         tracing::error!(id = entry.id, error = error.chain(), "batch fails for now");
-        let record = self.runs.files.read::<BatchRecord>(&entry.record());
-        // An unreadable object will not become readable.
-        if record
-            .map_or(true, |record| record.is_some_and(|record| record.batch.expires_at + GRACE_S < now()))
-        {
+        let is_hopeless = match self.runs.files.read::<BatchRecord>(&entry.record()) {
+            Ok(record) => record.is_some_and(|record| record.batch.expires_at + GRACE_S < now()),
+            Err(Error::Io { .. }) => false,
+            // A damaged object stays damaged.
+            Err(_) => true,
+        };
+        if is_hopeless {
             return self.runs.fail(&entry, "the batch could not be run; the log has the cause");
         }
         self.retries.insert(entry, Instant::now() + RETRY_INTERVAL);
@@ -160,6 +162,7 @@ impl Loop<'_> {
 
 /// Removes expired files, old batches, and what unfinished requests have left.
 fn sweep(files: &Files) -> Result<()> {
+    files.storage.tidy(QUEUE, MAX_CREATION)?;
     let is_old = |id: &&str| is_id(BATCH, id) && age(BATCH, id) >= MAX_CREATION;
     for owner in files.storage.folders()? {
         files.sweep(&owner)?;

@@ -214,7 +214,7 @@ async fn requests_do_not_run_after_the_completion_window() {
     let batch = setup.finish().await;
     assert_eq!((batch.status, counts(&batch)), (BatchStatus::Expired, [3, 0, 3]));
     let [_, errors] = setup.outputs(&batch);
-    insta::assert_snapshot!(errors[0], @"");
+    insta::assert_snapshot!(errors[0], @r#"{"custom_id":"r0","error":{"code":"batch_expired","message":"this request did not run before the completion window ended"},"id":null,"response":null}"#);
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn a_file_with_errors_fails_the_batch() {
     let setup = setup("{\"custom_id\": \"a\"}\n");
     let batch = setup.finish().await;
     assert_eq!(batch.status, BatchStatus::Failed);
-    insta::assert_snapshot!(json!(batch.errors), @"");
+    insta::assert_snapshot!(json!(batch.errors), @r#"{"data":[{"code":"missing_required_parameter","line":1,"message":"expected the field `method`, but found none","param":"method"}],"object":"list"}"#);
 }
 
 #[tokio::test]

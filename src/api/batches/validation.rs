@@ -184,7 +184,9 @@ fn inputs(input: &RawValue) -> usize {
 /// Error for a line that cannot be parsed, without its text.
 fn malformed(cause: &serde_json::Error) -> BatchError {
     if !cause.is_data() {
-        let message = format!("expected JSON, but found {}", json::syntax(cause));
+        let syntax = json::syntax(cause);
+        let problem = syntax.split(" at line ").next().unwrap_or_default();
+        let message = format!("expected JSON, but found an error at column {}: {problem}", cause.column());
         return error("invalid_json_line", None, message);
     }
     let text = cause.to_string();
@@ -241,19 +243,30 @@ mod tests {
         ];
         let errors = checked(&lines, 100).unwrap_err();
         assert!(!errors.contains("secret"), "{errors}");
-        insta::assert_snapshot!(errors, @"");
+        insta::assert_snapshot!(errors, @r#"
+        Some(2) duplicate_custom_id Some("custom_id"): expected another `custom_id` for each request, but found one twice
+        Some(3) invalid_json_line None: expected a JSON object, but found something else
+        Some(4) invalid_json_line None: expected JSON, but found an error at column 28: expected `:`
+        Some(5) invalid_json_line None: expected a JSON object, but found something else
+        Some(6) missing_required_parameter Some("custom_id"): expected the field `custom_id`, but found none
+        Some(7) invalid_request Some("body"): expected `body` to be an object with `input`, but found another value
+        Some(8) invalid_custom_id Some("custom_id"): expected `custom_id` to have 1 to 512 characters, but found another length
+        Some(9) invalid_method Some("method"): expected `method` to be `POST`, but found another
+        Some(10) mismatched_url Some("url"): expected `url` to be the batch's endpoint, `/v1/embeddings`, but found another
+        Some(11) invalid_request None: expected `custom_id`, `method` and `url` to be strings, each once, but found something else
+        "#);
     }
 
     #[test]
     fn requests_and_their_inputs_are_limited() {
         let requests: Vec<String> = (0..5).map(|id| line(&id.to_string(), r#"{"input": "x"}"#)).collect();
         assert_eq!(checked(&requests, 5), Ok(Checked { requests: 5, model: None }));
-        insta::assert_snapshot!(checked(&requests, 4).unwrap_err(), @"");
+        insta::assert_snapshot!(checked(&requests, 4).unwrap_err(), @"None too_many_requests None: expected at most 4 requests, but found more; use several batches");
         let inputs = |input| checked(&[line("a", input)], 3);
         assert!(inputs(r#"{"input": ["a", "b", "c"]}"#).is_ok());
         assert!(inputs(r#"{"input": [1, 2, 3, 4]}"#).is_ok());
-        insta::assert_snapshot!(inputs(r#"{"input": [[1], [2], [3], [4]]}"#).unwrap_err(), @"");
-        insta::assert_snapshot!(checked(&[], 3).unwrap_err(), @"");
+        insta::assert_snapshot!(inputs(r#"{"input": [[1], [2], [3], [4]]}"#).unwrap_err(), @"None too_many_requests None: expected at most 3 inputs in all requests, but found more; use several batches");
+        insta::assert_snapshot!(checked(&[], 3).unwrap_err(), @"None invalid_file None: expected rows, but found an empty file");
     }
 
     #[test]

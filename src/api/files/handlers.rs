@@ -6,7 +6,10 @@ use axum::{
     Json,
     body::{Body, Bytes},
     extract::Request,
-    http::header::{CONTENT_LENGTH, CONTENT_TYPE},
+    http::{
+        StatusCode,
+        header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION},
+    },
     response::IntoResponse,
 };
 use futures::stream;
@@ -15,7 +18,7 @@ use serde::Serialize;
 
 pub(in crate::api) use super::access::unknown;
 use super::{
-    Access, ExpiresAfter, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose, upload,
+    Access, Contents, ExpiresAfter, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose, upload,
 };
 use crate::{
     api::{rejection::Reply, request::InPath},
@@ -73,11 +76,16 @@ pub(in crate::api) async fn delete(access: Access, InPath(id): InPath<String>) -
 
 /// Download a file
 pub(in crate::api) async fn content(access: Access, InPath(id): InPath<String>) -> Reply {
-    let id = find(&access, id).await?.id;
-    let name = id.clone();
-    let open =
-        access.run(move |files, owner| files.storage.open(&FileNames::new(&owner.folder, &name).contents));
-    let (size, contents) = open.await?.ok_or_else(|| unknown("file", &id))?;
+    let FileObject { id, bytes, .. } = find(&access, id).await?;
+    let name = FileNames::new(&access.owner.folder, &id).contents;
+    let open = access.run(move |files, _| match files.storage.link(&name, bytes)? {
+        Some(link) => Ok(Opened::Elsewhere(link)),
+        None => files.storage.open(&name).map(Opened::Here),
+    });
+    let (size, contents) = match open.await? {
+        Opened::Elsewhere(link) => return Ok((StatusCode::FOUND, [(LOCATION, link)]).into_response()),
+        Opened::Here(contents) => contents.ok_or_else(|| unknown("file", &id))?,
+    };
     let headers = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, size.to_string())];
     let blocks = stream::try_unfold(contents, |mut contents| async move {
         let read = move || {
@@ -88,6 +96,12 @@ pub(in crate::api) async fn content(access: Access, InPath(id): InPath<String>) 
         tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
     });
     Ok((headers, Body::from_stream(blocks)).into_response())
+}
+
+/// Where a file's contents are read.
+enum Opened {
+    Here(Option<Contents>),
+    Elsewhere(String),
 }
 
 async fn find(access: &Access, id: String) -> Reply<FileObject> {

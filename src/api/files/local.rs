@@ -85,6 +85,10 @@ impl Storage for LocalStorage {
         Ok(Some((size, Box::new(file))))
     }
 
+    fn link(&self, _: &str, _: u64) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     fn copy(&self, from: &str, to: &str) -> Result<bool> {
         let (source, target) = (self.path(from), self.path(to));
         create_folder(target.parent().unwrap_or(&self.root))?;

@@ -21,7 +21,7 @@ pub(super) use self::{
         ExpiresAfter, FileObject, List, ListQuery, ObjectKind, Order, Purpose, UploadPurpose, age, is_id,
         new_id, now, page,
     },
-    storage::Storage,
+    storage::{Contents, Storage},
 };
 use self::{local::LocalStorage, s3::S3Storage};
 use crate::{

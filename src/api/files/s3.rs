@@ -9,6 +9,11 @@ use crate::{
     repository::s3::{Condition, MIN_PART_BYTES, Reader, Store, Url},
 };
 
+/// Larger objects do not fit into the response of a Lambda function, in base64.
+const MAX_RESPONSE_BYTES: u64 = 4 * 1024 * 1024;
+/// How long a link can be used.
+const LINK_TIME: Duration = Duration::from_mins(15);
+
 #[derive(Debug)]
 pub(super) struct S3Storage {
     pub(super) store: Store,
@@ -79,6 +84,10 @@ impl Storage for S3Storage {
         let Some(object) = self.store.head(&url, None)? else { return Ok(None) };
         let pieces = self.store.pieces(&url, &object, 0..object.size)?;
         Ok(Some((object.size, Box::new(Reader::new(pieces)))))
+    }
+
+    fn link(&self, name: &str, bytes: u64) -> Result<Option<String>> {
+        (bytes > MAX_RESPONSE_BYTES).then(|| self.store.link(&self.url(name), LINK_TIME)).transpose()
     }
 
     fn copy(&self, from: &str, to: &str) -> Result<bool> {

@@ -26,6 +26,9 @@ pub(in crate::api) trait Storage: Debug + Send + Sync {
     /// Opens an object for reading.
     fn open(&self, name: &str) -> Result<Option<Contents>>;
 
+    /// A link to a large object, if clients can read it without this server.
+    fn link(&self, name: &str, bytes: u64) -> Result<Option<String>>;
+
     /// Gives an object's contents a second name; `false` if there is no object.
     fn copy(&self, from: &str, to: &str) -> Result<bool>;
 

@@ -41,6 +41,7 @@ pub(super) const BATCHES: Api = Api {
             ),
         get!("/v1/files/{file_id}/content", "download_file", files::content, "Download a file")
             .optional()
+            .description("Large files in S3 are redirected to a link (302).")
             .response_of::<String>("application/octet-stream", "The file's contents.", None),
         post!("/v1/batches", "create_batch", batches::create, "Start a batch")
             .optional()
