@@ -280,7 +280,20 @@ async fn wrong_uploads_leave_no_file() {
     for request in requests {
         refusals.push(caller.refusal(request).await);
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    422: expected the field `purpose`, but found none
+    422: expected `purpose` to be `batch`, but found another value
+    422: expected `purpose` to be `batch`, but found another value
+    413: expected a file of at most 100 bytes, but found more
+    413: expected fields of at most 1024 bytes, but found more
+    422: expected `expires_after.seconds` from 3600 to 2592000, but found 60
+    422: expected `expires_after.seconds` to be an integer from 0 on, but found a string
+    400: expected a complete form as `multipart/form-data`, but found something else
+    415: expected a form without `content-encoding`, but found one
+    415: expected the content type `multipart/form-data` with a boundary, but found another
+    415: expected the content type `multipart/form-data` with a boundary, but found another
+    400: expected a complete form as `multipart/form-data`, but found something else
+    ");
     assert_eq!(caller.get("/v1/files").await["data"], json!([]));
     let folders = std::fs::read_dir(folder.path().join("files"))
         .unwrap()
@@ -291,7 +304,7 @@ async fn wrong_uploads_leave_no_file() {
     for _ in 0..2 {
         caller.upload("{}").await;
     }
-    insta::assert_snapshot!(caller.refusal(form(&[("purpose", "batch")], "{}")).await, @"");
+    insta::assert_snapshot!(caller.refusal(form(&[("purpose", "batch")], "{}")).await, @"422: expected fewer than 2 files before an upload, but found 2; delete some");
     let (_, file) = caller.send(expiry("3600")).await;
     assert!(file["error"].is_object());
     let listed = caller.get("/v1/files").await;
@@ -335,10 +348,22 @@ async fn wrong_batches_are_refused() {
         let (status, cancelled) = caller.ask(Method::POST, &path).await;
         assert_eq!((status, &cancelled["status"]), (StatusCode::OK, &json!("cancelling")));
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
-    let (status, body) =
-        Caller { router: &crate::batches::plain(), key: None }.ask(Method::GET, "/v1/files").await;
-    insta::assert_snapshot!(format!("{status} {body}"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    422: expected `endpoint` to be `/v1/embeddings`, but found another value
+    422: expected `completion_window` to be `24h`, but found another value
+    404: unknown file `file-1`
+    422: expected at most 512 characters per value in `metadata`, but found 513
+    422: expected `metadata.a` to be a string, but found `1`
+    422: expected `output_expires_after.seconds` from 3600 to 2592000, but found 1
+    422: expected `limit` from 1 to 100, but found 0
+    422: expected `limit` from 1 to 100, but found 101
+    422: expected the parameters `after`, `limit` (a number), `order` (`asc` or `desc`) and `purpose`, each at most once, but found others
+    422: expected `after` to be an id that begins with `batch_`
+    422: expected the parameters `after`, `limit` (a number), `order` (`asc` or `desc`) and `purpose`, each at most once, but found others
+    422: expected fewer than 1 unfinished batches before a new one, but found 1; wait, or cancel some
+    ");
+    let (status, body) = Caller { router: &plain(), key: None }.ask(Method::GET, "/v1/files").await;
+    insta::assert_snapshot!(format!("{status} {body}"), @r#"404 Not Found {"error":{"code":null,"message":"no route `/v1/files`: `files.folder` is not set","param":null,"type":"invalid_request_error"}}"#);
 }
 
 /// A router without files.

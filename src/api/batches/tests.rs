@@ -22,6 +22,7 @@ use crate::{
         fuzzing::models,
     },
     config::{Config, FilesConfig, Limits},
+    regular_file,
 };
 
 struct Setup {
@@ -235,7 +236,7 @@ async fn a_damaged_unfinished_output_is_written_again() {
     }
     let folder = setup.folder.path().join("files").join(&setup.entry.owner).join("batches");
     let partial = folder.join(format!(".{}.out.jsonl.kivu-partial", setup.entry.id));
-    let mut bytes = std::fs::read(&partial).unwrap();
+    let mut bytes = regular_file::read(&partial).unwrap();
     bytes[10] ^= 1;
     std::fs::write(&partial, bytes).unwrap();
     let batch = setup.finish().await;

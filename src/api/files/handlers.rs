@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub(in crate::api) use super::access::unknown;
 use super::{
-    Access, Contents, ExpiresAfter, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose, upload,
+    Access, Anchor, Contents, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose, upload,
 };
 use crate::{
     api::{rejection::Reply, request::InPath},
@@ -38,8 +38,12 @@ pub(in crate::api) struct UploadForm {
     #[schemars(extend("contentMediaType" = "application/octet-stream"))]
     file: String,
     purpose: UploadPurpose,
-    /// 30 days by default; as the fields `expires_after[anchor]` and `expires_after[seconds]`.
-    expires_after: Option<ExpiresAfter>,
+    /// With `expires_after[seconds]`.
+    #[schemars(rename = "expires_after[anchor]")]
+    anchor: Option<Anchor>,
+    /// From an hour to 30 days, the default.
+    #[schemars(rename = "expires_after[seconds]", range(min = 3600, max = 2_592_000))]
+    seconds: Option<u64>,
 }
 
 /// A deleted file.

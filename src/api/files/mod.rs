@@ -18,8 +18,8 @@ use tokio::sync::Notify;
 pub(super) use self::{
     access::{Access, Owner},
     object::{
-        ExpiresAfter, FileObject, List, ListQuery, ObjectKind, Order, Purpose, UploadPurpose, age, is_id,
-        new_id, now, page,
+        Anchor, ExpiresAfter, FileObject, List, ListQuery, ObjectKind, Order, Purpose, UploadPurpose, age,
+        is_id, new_id, now, page,
     },
     storage::{Contents, Storage},
 };

@@ -130,7 +130,7 @@ pub(in crate::api) struct ExpiresAfter {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
-enum Anchor {
+pub(in crate::api) enum Anchor {
     /// The file's creation.
     CreatedAt,
 }
@@ -152,6 +152,7 @@ impl ExpiresAfter {
 
 /// A page of a list.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(in crate::api) struct ListQuery {
     /// The last id of the page before.
     after: Option<String>,
