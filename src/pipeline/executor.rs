@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Semaphore;
 
-use super::priority::{Running, give_way};
+use super::priority::{Running, give_way, max_calls};
 use crate::{
     backend::{
         Deadline, RemoteBackend,
@@ -165,12 +165,12 @@ pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
 
 /// Runs a request's batches and returns the results in input order, which their indexes determine.
 ///
-/// At most twice the backend's concurrency is in progress: it never waits for the next batch, and requests take turns.
+/// At most [`max_calls`] are in progress, so that requests take turns.
 pub(super) async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
 ) -> Result<Vec<T>> {
-    let max = 2 * concurrency.get();
+    let max = max_calls(concurrency);
     let turns = TURNS.try_with(Arc::clone).ok();
     let turns = turns.as_ref().map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
     let batches = batches.into_iter().map(|batch| async {
