@@ -6,6 +6,7 @@
 mod auth;
 mod batch;
 mod choice;
+mod files;
 mod hub;
 mod limits;
 mod memory;
@@ -28,6 +29,7 @@ pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
     choice::{EngineChoice, LogFormat, parse_address, parse_instructions},
+    files::FilesConfig,
     hub::HubConfig,
     limits::{Limits, MAX_TEXTS},
     memory::{memory_of, resident as resident_memory},
@@ -101,6 +103,8 @@ pub struct Config {
     pub limits: Limits,
     /// Settings for batch jobs in the Lambda function.
     pub batch: BatchConfig,
+    /// Uploaded files and batches of requests.
+    pub files: FilesConfig,
 }
 
 impl Default for Config {
@@ -126,6 +130,7 @@ impl Default for Config {
             memory_limit: None,
             limits: Limits::default(),
             batch: BatchConfig::default(),
+            files: FilesConfig::default(),
         }
     }
 }
@@ -189,6 +194,10 @@ impl Config {
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
             ("fleet.timeout_ms", self.fleet.timeout_ms as usize),
             ("auth.refresh_s", self.auth.refresh_s as usize),
+            ("files.bytes", self.files.bytes as usize),
+            ("files.count", self.files.count),
+            ("files.requests", self.files.requests),
+            ("files.batches", self.files.batches),
         ];
         if let Some(prefix) = self.prefix.as_deref().filter(|prefix| !is_prefix(prefix)) {
             return Err(Error::config(format!(

@@ -20,7 +20,7 @@ use super::{
     terminal::print,
 };
 use kivu::{
-    api::{App, BindScope, Guard, below, router},
+    api::{App, BatchRunner, BindScope, Files, Guard, below, router},
     backend::MappedFiles,
     config::{Config, parse_address},
     error::{Error, Result},
@@ -138,9 +138,17 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         }
     };
     let timeout = config.limits.timeout();
-    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus);
+    let files = Files::open(&config)?;
+    let runner = files.clone().map(|files| {
+        let app = App::new(models.clone(), config.limits.clone());
+        BatchRunner::start(app, files, Duration::from_millis(config.batch.save_ms))
+    });
+    let runner = runner.transpose()?;
+    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus).with_files(files);
     let router = router(app.with_page(config.page));
-    connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await?;
+    let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
+    runner.into_iter().for_each(BatchRunner::stop);
+    served?;
     Ok(ExitCode::SUCCESS)
 }
 

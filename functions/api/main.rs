@@ -15,7 +15,7 @@ use std::{
 use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
-    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
+    api::{App, BindScope, Files, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
     config::{Config, LogFormat},
     model::Model,
@@ -144,12 +144,16 @@ fn http_request(invocation: &LambdaInvocation) -> Option<Request> {
 async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
+    let files = Files::open(&config)?;
     let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
     let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
-    Ok(below(prefix.as_deref(), router(App::new(models, limits).with_guard(guard).with_page(page))))
+    Ok(below(
+        prefix.as_deref(),
+        router(App::new(models, limits).with_guard(guard).with_page(page).with_files(files)),
+    ))
 }
 
 /// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL

@@ -7,6 +7,7 @@ use std::{
 };
 
 use kivu::{
+    api::{App, BatchObjects, Files},
     batch::Handler,
     config::{Config, LogFormat},
     model::Model,
@@ -39,7 +40,12 @@ async fn main() -> Result<(), Error> {
 
 fn load() -> kivu::Result<Handler> {
     let config = Config::load(None, &Config::variables())?;
-    Handler::new(Model::open_all(&config)?, &config)
+    let models = Model::open_all(&config)?;
+    let batches = Files::open(&config)?.and_then(|files| {
+        let app = App::new(models.clone(), config.limits.clone());
+        BatchObjects::new(app, files, Duration::from_millis(config.batch.save_ms))
+    });
+    Ok(Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _)))
 }
 
 /// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.

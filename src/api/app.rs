@@ -8,7 +8,7 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{auth::Guard, body_memory::BodyMemory, rejection::Rejection};
+use super::{auth::Guard, body_memory::BodyMemory, files::Files, rejection::Rejection};
 use crate::{
     config::Limits,
     error::{Error, Result},
@@ -44,6 +44,8 @@ pub struct App {
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
+    /// Uploaded files and batches, if they are turned on.
+    pub(super) files: Option<Arc<Files>>,
     /// The OpenAPI document, written when it is first requested.
     pub(super) document: OnceLock<Bytes>,
 }
@@ -61,6 +63,7 @@ impl App {
             guard: Guard::default(),
             prometheus: None,
             has_page: true,
+            files: None,
             document: OnceLock::new(),
         }
     }
@@ -69,6 +72,12 @@ impl App {
     #[must_use]
     pub fn with_guard(self, guard: Guard) -> Self {
         Self { guard, ..self }
+    }
+
+    /// Keeps files and batches in `files`.
+    #[must_use]
+    pub fn with_files(self, files: Option<Arc<Files>>) -> Self {
+        Self { files, ..self }
     }
 
     /// Serves metrics at `/metrics`.

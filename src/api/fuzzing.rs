@@ -160,7 +160,7 @@ fn send(request: Request<Body>) {
 }
 
 /// One model per task.
-fn models() -> Result<Vec<Model>> {
+pub(super) fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
     let embedding = EmbeddingSettings {
         dense: Some(DenseSettings {

@@ -2,6 +2,7 @@
 
 mod app;
 mod auth;
+mod batches;
 mod bedrock;
 mod body;
 mod body_memory;
@@ -10,6 +11,7 @@ mod cohere;
 mod content_encoding;
 mod dialect;
 mod embedding;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
@@ -50,6 +52,8 @@ use axum::{
 pub use self::{
     app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
+    batches::{BatchObjects, BatchRunner},
+    files::Files,
     startup::LazyRouter,
 };
 use self::{observe::Observed, rejection::Rejection};

@@ -226,13 +226,15 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
         let description = match name {
             "model" => "A served model's name.",
             "resource" => "What follows the slash in a model's ARN.",
+            "file_id" => "A file's id.",
+            "batch_id" => "A batch's id.",
             _ => "Always `1`.",
         };
         json!({
             "name": name, "in": "path", "description": description, "required": true, "schema": { "type": "string" },
         })
     };
-    let in_query = route.query.map(|(name, schema)| {
+    let in_query = route.query.into_iter().flatten().map(|(name, schema)| {
         json!({ "name": name, "in": "query", "required": false, "schema": schema(generator) })
     });
     route.parameters().map(in_path).chain(in_query).collect()
@@ -293,6 +295,7 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
     let new = |status, message: &str| Rejection::new(status, message);
     let (is_post, has_body) = (route.method == RouteMethod::Post, route.request.is_some());
     let has_content_type = has_body && dialect != Dialect::KServe;
+    let has_id = route.parameters().any(|name| name.ends_with("_id"));
     let path_error = Error::malformed("expected UTF-8 in the path, but found other bytes");
     let fleet_error = Error::unavailable("the fleet of `minilm` cannot be reached");
     let json_error = Error::malformed("the body is not JSON: expected value at line 1 column 1");
@@ -315,8 +318,9 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
         (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512, unit: "requests" }.into()),
         (has_body, "The body is incomplete or not JSON.", json_error.into()),
         (has_body || route.parameters().any(|name| name == "model"), "Unknown model.", unknown_model.into()),
+        (has_id, "Unknown id, or another caller's.", new(StatusCode::NOT_FOUND, "unknown file `file-…`")),
         (has_body, "Too many texts, tokens or bytes.", too_large.into()),
-        (has_body || route.query.is_some(), "Invalid value.", invalid.into()),
+        (has_body || route.query[0].is_some() || is_post && has_id, "Invalid value.", invalid.into()),
         (has_body, "The model failed.", failed.into()),
         (has_body, "Timeout.", timeout.into()),
         (has_content_type, "Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type)),

@@ -1,6 +1,10 @@
 //! Reading requests: bodies within the limit, as JSON, with errors that name the field.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
@@ -26,6 +30,7 @@ use crate::{
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced, since ids are logged.
 const MAX_REQUEST_ID_CHARS: usize = 128;
+const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// The id that the client gave, or a new one, which is added to the headers.
 pub(super) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
@@ -84,6 +89,11 @@ impl Context {
     ) -> Self {
         let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
         Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: memory }
+    }
+
+    /// The context for a request that runs in the background, where nobody waits for it.
+    pub(super) fn in_background(app: &Arc<App>) -> Self {
+        Self::new(app, Deadline::within(BACKGROUND_TIMEOUT), Instant::now(), app.bodies.request())
     }
 
     /// Defaults and limits of the request.

@@ -8,6 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use super::{app::App, dialect::Dialect};
 
 const JSON: &str = "application/json";
+/// Query parameters per route.
+const MAX_QUERY: usize = 4;
 
 /// Routes for the same clients: a tag in the OpenAPI document.
 pub(super) struct Api {
@@ -24,6 +26,7 @@ pub(super) struct Api {
 pub(super) enum RouteMethod {
     Get,
     Post,
+    Delete,
 }
 
 impl RouteMethod {
@@ -32,6 +35,7 @@ impl RouteMethod {
         match self {
             Self::Get => "get",
             Self::Post => "post",
+            Self::Delete => "delete",
         }
     }
 
@@ -39,6 +43,7 @@ impl RouteMethod {
         match self {
             Self::Get => *method == Method::GET,
             Self::Post => *method == Method::POST,
+            Self::Delete => *method == Method::DELETE,
         }
     }
 }
@@ -83,8 +88,8 @@ pub(super) struct Route {
     /// Whether the server's configuration can turn it off.
     pub(super) is_optional: bool,
     pub(super) runs: Runs,
-    /// An optional query parameter's name and schema.
-    pub(super) query: Option<(&'static str, SchemaOf)>,
+    /// Names and schemas of optional query parameters.
+    pub(super) query: [Option<(&'static str, SchemaOf)>; MAX_QUERY],
     pub(super) request: Option<Content>,
     /// What status 200 means.
     pub(super) success: &'static str,
@@ -107,10 +112,17 @@ macro_rules! post {
     };
 }
 
-pub(super) use {get, post};
+/// `delete!(PATH, ID, HANDLER, SUMMARY)`: a route for DELETE.
+macro_rules! delete {
+    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
+        Route::new(RouteMethod::Delete, $path, $id, || axum::routing::delete($handler), $summary)
+    };
+}
+
+pub(super) use {delete, get, post};
 
 impl Route {
-    /// Use `get!` or `post!`, which give `method` and `handler` together.
+    /// Use `get!`, `post!` or `delete!`, which give `method` and `handler` together.
     pub(super) const fn new(
         method: RouteMethod,
         path: &'static str,
@@ -128,7 +140,7 @@ impl Route {
             is_open: false,
             is_optional: false,
             runs: Runs::NoModel,
-            query: None,
+            query: [None; MAX_QUERY],
             request: None,
             success: "",
             response: None,
@@ -161,8 +173,19 @@ impl Route {
         Self { runs, ..self }
     }
 
-    pub(super) const fn query<T: JsonSchema>(self, name: &'static str) -> Self {
-        Self { query: Some((name, SchemaGenerator::subschema_for::<T>)), ..self }
+    /// Adds a query parameter.
+    pub(super) const fn query<T: JsonSchema>(mut self, name: &'static str) -> Self {
+        let mut free = 0;
+        while self.query[free].is_some() {
+            free += 1;
+        }
+        self.query[free] = Some((name, SchemaGenerator::subschema_for::<T>));
+        self
+    }
+
+    /// A request with a body of this media type.
+    pub(super) const fn request_of<T: JsonSchema>(self, media_type: &'static str) -> Self {
+        Self { request: Some(Content::new::<T>(media_type, None, &[])), ..self }
     }
 
     /// A request with a body in JSON, such as `example`.

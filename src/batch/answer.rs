@@ -73,6 +73,8 @@ pub(super) type RowResult = Result<Answer, RowError>;
 pub(super) struct RowError {
     pub(super) kind: ErrorKind,
     pub(super) message: String,
+    /// The output line, if the row is a request.
+    pub(super) response: Option<String>,
 }
 
 /// Error kinds that a report counts.
@@ -101,7 +103,7 @@ impl ErrorKind {
 
 impl RowError {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), response: None }
     }
 }
 

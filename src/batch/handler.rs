@@ -1,10 +1,12 @@
 //! The Lambda function for batch jobs.
 
 use std::{
+    fmt::Debug,
     io,
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -33,6 +35,17 @@ pub struct Handler {
     margin: Duration,
     queue: Option<Queue>,
     event_bus: Option<EventBus>,
+    other_jobs: Option<Box<dyn ObjectJobs>>,
+}
+
+/// Jobs that other objects than those of the rules stand for.
+#[async_trait(?Send)]
+pub trait ObjectJobs: Debug + Send + Sync {
+    /// Whether an object stands for a job.
+    fn has(&self, url: &Url) -> bool;
+
+    /// Runs an object's job until the time `until`.
+    async fn run(&self, url: &Url, until: Option<Instant>) -> Result<Ended>;
 }
 
 /// Type of the event at a job's end.
@@ -102,7 +115,14 @@ impl Handler {
             margin: Duration::from_millis(config.batch.margin_ms),
             queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
             event_bus: config.batch.event_bus.as_deref().map(EventBus::new).transpose()?,
+            other_jobs: None,
         })
+    }
+
+    /// Runs these jobs too.
+    #[must_use]
+    pub fn with_jobs(self, jobs: Option<Box<dyn ObjectJobs>>) -> Self {
+        Self { other_jobs: jobs, ..self }
     }
 
     /// Handles an event until shortly before `deadline`.
@@ -206,6 +226,9 @@ impl Handler {
         let url = &event.url;
         if url.key.ends_with('/') {
             return Ok(Outcome::Skipped("its key is a folder's"));
+        }
+        if let Some(jobs) = self.other_jobs.as_ref().filter(|jobs| jobs.has(url)) {
+            return Ok(Outcome::Ended(jobs.run(url, until).await?));
         }
         if !self.rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));

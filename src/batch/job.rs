@@ -24,7 +24,8 @@ use super::{
     process::{End, RowInput, catch_panic, open_rows, panicked, process},
     report::{Progress, Report, Status},
     report_file,
-    rows::Layout,
+    requests::{Answerer, RequestLines, Respond},
+    rows::{Layout, RowReader},
     s3_storage,
     target::{Target, Writer},
     watcher::Watcher,
@@ -42,10 +43,8 @@ pub struct Job {
     pub input: JobInput,
     /// The file, object or stream that the rows with their answers are written to.
     pub output: JobOutput,
-    /// The model that processes the texts.
-    pub model: Model,
-    /// Model and input options.
-    pub parameters: Parameters,
+    /// What the job does with each row.
+    pub work: RowWork,
     /// Observes the progress.
     pub watcher: Arc<dyn Watcher>,
     /// Time at which the job is saved and stopped, to be resumed later.
@@ -54,6 +53,20 @@ pub struct Job {
     pub interval: Duration,
     /// What to do with files from earlier runs, for local outputs.
     pub existing: Existing,
+}
+
+/// What a job does with each row.
+#[derive(Clone)]
+pub enum RowWork {
+    /// Runs a model on the row's text.
+    Model(Box<Model>, Box<Parameters>),
+    /// Responds to the request that the row is.
+    Requests {
+        /// Identifies the job, whose input does not change.
+        id: String,
+        /// Responds to the requests.
+        responder: Arc<dyn Respond>,
+    },
 }
 
 /// How a job run ended.
@@ -69,7 +82,7 @@ pub enum Ended {
 
 /// A job that is ready to read its first row.
 struct Ready {
-    predictor: Predictor,
+    answerer: Answerer,
     input: OpenInput,
     rows: RowInput,
     writer: Writer,
@@ -77,7 +90,7 @@ struct Ready {
 
 /// An opened input, before the checkpoint is read.
 struct Opened {
-    predictor: Predictor,
+    answerer: Answerer,
     input: OpenInput,
     table: Table,
 }
@@ -99,8 +112,13 @@ enum Destination {
 impl Job {
     /// A job that nothing observes or interrupts, and that is saved after each part only.
     pub fn new(input: JobInput, output: JobOutput, model: Model, parameters: Parameters) -> Self {
+        Self::of(input, output, RowWork::Model(Box::new(model), Box::new(parameters)))
+    }
+
+    /// The same for any work.
+    pub fn of(input: JobInput, output: JobOutput, work: RowWork) -> Self {
         let (watcher, existing) = (Arc::new(()), Existing::default());
-        Self { input, output, model, parameters, watcher, until: None, interval: Duration::MAX, existing }
+        Self { input, output, work, watcher, until: None, interval: Duration::MAX, existing }
     }
 
     /// Runs or resumes the job.
@@ -151,12 +169,12 @@ impl Job {
         let id = self.id(version)?;
         let checkpoint = match destination {
             Destination::Stream(stream) => {
-                let Opened { predictor, input, table: Table { rows, shape, notes } } = opened;
+                let Opened { answerer, input, table: Table { rows, shape, notes } } = opened;
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
                 let (progress, column) = (Progress::default(), rows.reader.column().to_owned());
                 let writer = Writer { target, pieces, progress, notes, column, is_resumable };
                 self.watcher.begin(&self.input.to_string(), 0);
-                return Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }));
+                return Ok(ControlFlow::Continue(Ready { answerer, input, rows, writer }));
             }
             Destination::File(output) => local_storage::claim(output, &id, is_resumable, self.interval)?,
             Destination::Object(store, url) => {
@@ -178,7 +196,7 @@ impl Job {
         mut checkpoint: Box<Checkpoint>,
         is_resumable: bool,
     ) -> Result<ControlFlow<Ended, Ready>> {
-        let Opened { predictor, input, table } = opened;
+        let Opened { answerer, input, table } = opened;
         let Table { rows, shape, notes } =
             match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table)) {
                 Err(error) if is_permanent(&error) => {
@@ -204,7 +222,7 @@ impl Job {
         }
         self.watcher.begin(&self.input.to_string(), done);
         self.watcher.advance(done, rows.share());
-        Ok(ControlFlow::Continue(Ready { predictor, input, rows, writer }))
+        Ok(ControlFlow::Continue(Ready { answerer, input, rows, writer }))
     }
 
     /// Skips the rows that are done, in the layout in which they were read.
@@ -224,19 +242,31 @@ impl Job {
     }
 
     fn open(&self) -> Result<Opened> {
-        let predictor = Predictor::new(&self.model, &self.parameters)?;
+        let (answerer, column) = match &self.work {
+            RowWork::Model(model, parameters) => {
+                (Answerer::Model(Predictor::new(model, parameters)?), parameters.column.as_deref())
+            }
+            RowWork::Requests { responder, .. } => (Answerer::Requests(Arc::clone(responder)), None),
+        };
         let input = OpenInput::new(&self.input)?;
-        let layout = Layout::of_column(self.parameters.column.as_deref());
-        let table = self.table(&input, &layout, predictor.columns())?;
-        Ok(Opened { predictor, input, table })
+        let table = self.table(&input, &Layout::of_column(column), answerer.columns())?;
+        Ok(Opened { answerer, input, table })
     }
 
     /// Rows in `input`, and an output in the form that its name selects.
     fn table(&self, input: &OpenInput, layout: &Layout, columns: Columns) -> Result<Table> {
-        let format = input.format(self.parameters.format)?;
-        let (form, note) = OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
         let gauge = Gauge::default();
-        let reader = open_rows(input, format, layout, &gauge)?;
+        let (reader, form, note) = match &self.work {
+            RowWork::Model(_, parameters) => {
+                let format = input.format(parameters.format)?;
+                let (form, note) = OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
+                (open_rows(input, format, layout, &gauge)?, form, note)
+            }
+            RowWork::Requests { .. } => {
+                let RequestLines(reader) = RequestLines::read(input, &gauge)?;
+                (Box::new(reader) as Box<dyn RowReader>, OutputForm::default(), None)
+            }
+        };
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;
@@ -272,10 +302,10 @@ impl Job {
 
     /// Processes rows until the input or the time ends, or until the job is stopped.
     async fn work(self, ready: Ready, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Ended> {
-        let Ready { predictor, input, rows, writer } = ready;
+        let Ready { answerer, input, rows, writer } = ready;
         let progress = writer.progress.clone();
         let version = input.version()?;
-        let predict = async |texts| predictor.predict(texts).await;
+        let predict = async |texts| answerer.answer(texts).await;
         let processed = process(rows, predict, writer, Arc::clone(&self.watcher), self.until, stop).await?;
         let (mut writer, end) = match processed {
             Ok(processed) => processed,
@@ -347,15 +377,21 @@ impl Job {
                 Some(object.version.clone().unwrap_or_else(|| object.etag.clone()))
             }
         };
+        let [model, model_digest, task] = match &self.work {
+            RowWork::Model(model, _) => {
+                [model.name.clone(), model.digest.clone(), model.manifest.task.to_string()]
+            }
+            RowWork::Requests { .. } => [String::new(), String::new(), "requests".to_owned()],
+        };
         Report {
             status,
             error,
             input: self.input.to_string(),
             version,
             output: self.output.to_string(),
-            model: self.model.name.clone(),
-            model_digest: self.model.digest.clone(),
-            task: self.model.manifest.task.to_string(),
+            model,
+            model_digest,
+            task,
             output_digest: None,
             text_column: None,
             notes: Vec::new(),
@@ -370,7 +406,10 @@ impl Job {
 
     /// Identifies the job, whose input has this version; `None` for a stream.
     pub(super) fn id(&self, version: Option<String>) -> Result<String> {
-        Identity::new(version, &self.model, &self.parameters).digest()
+        match &self.work {
+            RowWork::Model(model, parameters) => Identity::new(version, model, parameters).digest(),
+            RowWork::Requests { id, .. } => Ok(blake3::hash(id.as_bytes()).to_hex().to_string()),
+        }
     }
 }
 

@@ -30,6 +30,7 @@ mod predictor;
 mod process;
 mod report;
 mod report_file;
+mod requests;
 mod row_event;
 mod row_function;
 mod rows;
@@ -44,11 +45,12 @@ mod watcher;
 pub use self::{
     benchmark::pass_through,
     format::Format,
-    handler::Handler,
-    job::{Ended, Job},
+    handler::{Handler, ObjectJobs},
+    job::{Ended, Job, RowWork},
     location::{Existing, JobInput, JobOutput},
     parameters::Parameters,
     report::{Progress, Report, Status},
+    requests::{LineResponse, RequestLines, Respond},
     text_predictor::{Prediction, TextPredictor},
     watcher::Watcher,
 };

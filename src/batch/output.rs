@@ -7,7 +7,9 @@ use super::{
     compression::{Compression, Packer},
     format::Format,
     output_form::OutputForm,
-    rows::{CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RowReader, RowWriter, Rows},
+    rows::{
+        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RequestWriter, RowReader, RowWriter, Rows,
+    },
 };
 use crate::error::{Error, Result};
 
@@ -31,7 +33,7 @@ impl Shape {
 
     pub(super) fn format(&self) -> Format {
         match self.head {
-            Head::JsonLines => Format::JsonLines,
+            Head::JsonLines | Head::Requests => Format::JsonLines,
             Head::Csv(_) => Format::Csv,
             Head::Parquet(_) => Format::Parquet,
         }
@@ -46,6 +48,7 @@ impl Shape {
     pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
             Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, Arc::clone(&self.columns))),
+            Head::Requests => Box::new(RequestWriter::new(self.packer()?)),
             Head::Csv(header) => {
                 Box::new(CsvWriter::new(self.packer()?, header, Arc::clone(&self.columns), is_first)?)
             }

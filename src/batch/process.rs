@@ -94,6 +94,7 @@ pub(super) async fn process(
             writer.progress.seconds = before + started.elapsed().as_secs_f64();
             writer.write(rows, &answers)?;
             watcher.advance(writer.progress.rows, share);
+            watcher.count(&writer.progress);
             Ok(())
         });
         writer.progress.seconds = before + started.elapsed().as_secs_f64();

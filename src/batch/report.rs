@@ -45,7 +45,7 @@ impl Progress {
     pub(super) fn add(&mut self, answers: &Answers) {
         for result in &answers.results {
             self.rows += 1;
-            if let Err(RowError { kind, message }) = result {
+            if let Err(RowError { kind, message, .. }) = result {
                 *self.errors.entry(kind.name().to_owned()).or_default() += 1;
                 if self.samples.len() < MAX_SAMPLES {
                     let kind = kind.name().to_owned();

@@ -63,6 +63,7 @@ impl ModelSettings {
             aliases: _,
             s3: _,
             hub: _,
+            files: _,
             memory_limit: _,
         } = config;
         let Limits {

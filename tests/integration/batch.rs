@@ -16,7 +16,9 @@ use std::{
 };
 
 use kivu::{
-    batch::{Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher},
+    batch::{
+        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, RowWork, Status, Watcher,
+    },
     config::{Config, EngineChoice},
     model::Model,
     pipeline::Task,
@@ -38,12 +40,18 @@ pub(crate) fn job(input: &Path, output: &Path) -> Job {
     Job {
         input: JobInput::File(input.to_owned()),
         output: JobOutput::File(output.to_owned()),
-        model: scripted_model(),
-        parameters: Parameters::default(),
+        work: RowWork::Model(Box::new(scripted_model()), Box::default()),
         watcher: Arc::new(()),
         until: None,
         interval: Duration::from_secs(60),
         existing: Existing::default(),
+    }
+}
+
+fn parameters_of(job: &mut Job) -> &mut Parameters {
+    match &mut job.work {
+        RowWork::Model(_, parameters) => parameters,
+        RowWork::Requests { .. } => panic!("a job of requests"),
     }
 }
 
@@ -307,7 +315,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
     let mut other = job(&input, &output);
-    other.parameters.options.set("dimensions", "1").unwrap().unwrap();
+    parameters_of(&mut other).options.set("dimensions", "1").unwrap().unwrap();
     let message = "expected the unfinished job's input, model and options for";
     assert!(refused(other.clone()).starts_with(message));
     // Same size and modification time.
@@ -488,7 +496,7 @@ fn options_that_fail_every_row_fail_at_once() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, rows(2)).unwrap();
     let mut asked = job(&input, &output);
-    asked.parameters.options.set("dimensions", "400").unwrap().unwrap();
+    parameters_of(&mut asked).options.set("dimensions", "400").unwrap().unwrap();
     let report = run(asked).unwrap();
     assert_eq!(report.error.as_deref(), Some("expected `dimensions` from 1 to 2, but found 400"));
     assert!(!output.exists());
@@ -502,9 +510,10 @@ fn a_language_that_a_translator_does_not_know_fails_at_once() {
     fs::write(&input, rows(2)).unwrap();
     let model = fixtures().join("models/tiny-m2m100");
     let mut asked = job(&input, &output);
-    asked.model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    asked.work = RowWork::Model(Box::new(model), Box::default());
     for (name, language) in [("source-language", "klingon"), ("target-language", "fr")] {
-        asked.parameters.options.set(name, language).unwrap().unwrap();
+        parameters_of(&mut asked).options.set(name, language).unwrap().unwrap();
     }
     let error = run(asked).unwrap().error.unwrap();
     assert!(error.contains("found `klingon`") && error.contains("see `source-language`"), "{error}");

@@ -57,6 +57,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("tokio_rustls::", &["src/backend/triton/connect.rs", "compiler/src/hub/connect.rs"]),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
+    ("multer::", &["src/api/files/upload.rs"]),
     ("metrics::", &["src/telemetry/"]),
     ("subtle::", &["src/api/auth/"]),
     ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
@@ -100,6 +101,7 @@ fn uses(line: &str, name: &str) -> bool {
 
 /// Files that may open files without `regular_file`: for writing, in `/proc`, or as streams.
 const OPENERS: &[&str] = &[
+    "src/api/files/local.rs",
     "src/backend/processor.rs",
     // Only tests.
     "src/batch/corruption.rs",

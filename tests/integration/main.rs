@@ -16,6 +16,7 @@ mod backends;
 mod bad_days;
 mod batch;
 mod batch_rows;
+mod batches;
 mod bedrock;
 mod bergamot;
 mod building;

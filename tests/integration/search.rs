@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use kivu::{
     api::{App, router},
     backend::{Engine, onnx::Runtime},
-    batch::{Job, Parameters},
+    batch::{Job, Parameters, RowWork},
     config::Limits,
     model::Model,
     pipeline::{
@@ -437,7 +437,10 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
     let texts: Vec<&str> = cases.iter().map(|case| case.text.as_str()).chain([""]).collect();
     let run = |input: &Path, parameters: Parameters| {
         let output = input.with_file_name(format!("out-{}", input.file_name().unwrap().display()));
-        let report = finished(Job { model: model.clone(), parameters, ..job(input, &output) });
+        let report = finished(Job {
+            work: RowWork::Model(Box::new(model.clone()), Box::new(parameters)),
+            ..job(input, &output)
+        });
         assert_eq!(
             (report.progress.rows, report.progress.errors.values().sum::<u64>()),
             (texts.len() as u64, 1)

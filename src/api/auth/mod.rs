@@ -67,7 +67,7 @@ pub struct Guard {
 }
 
 /// A caller with a key.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) name: String,
     /// The models that the caller may use; all if there are none.

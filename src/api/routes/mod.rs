@@ -1,5 +1,6 @@
 //! All routes. The router, access control, error bodies and the OpenAPI document are made from this table.
 
+mod batches;
 mod bedrock;
 mod cohere;
 mod hub;
@@ -24,9 +25,10 @@ use super::{
 use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 13] = [
+static APIS: [Api; 14] = [
     tei::TEI,
     openai::OPENAI,
+    batches::BATCHES,
     hub::HUB,
     cohere::COHERE,
     bedrock::BEDROCK,
@@ -77,7 +79,7 @@ const SERVER: Api = Api {
 pub(super) fn router() -> Router<Arc<App>> {
     let add = |router: Router<_>, route: &Route| router.route(route.path, (route.handler)());
     // `allow` lists the methods in this order.
-    let routes = [RouteMethod::Get, RouteMethod::Post].map(with_method);
+    let routes = [RouteMethod::Get, RouteMethod::Post, RouteMethod::Delete].map(with_method);
     routes.into_iter().flatten().fold(Router::new(), add)
 }
 

@@ -66,6 +66,8 @@ pub(in crate::batch) enum Rows {
 pub(in crate::batch) enum Head {
     JsonLines,
     Csv(CsvHeader),
+    /// JSON Lines, where each response replaces its request.
+    Requests,
     Parquet(arrow_schema::SchemaRef),
 }
 

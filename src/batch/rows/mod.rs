@@ -10,6 +10,7 @@ mod lines;
 mod parquet_reader;
 mod parquet_source;
 mod parquet_writer;
+mod request_lines;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -19,6 +20,7 @@ pub(super) use self::{
     chunk::{Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows, reading},
     csv::{CsvReader, CsvWriter},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
+    request_lines::{RequestReader, RequestWriter},
 };
 pub(super) use self::{
     parquet_reader::ParquetReader,

@@ -45,6 +45,14 @@ impl Store {
         unsupported()
     }
 
+    pub fn link(&self, _: &Url, _: Duration) -> Result<String> {
+        unsupported()
+    }
+
+    pub fn copy(&self, _: &Url, _: &Url) -> Result<bool> {
+        unsupported()
+    }
+
     pub fn delete(&self, _: &Url) -> Result<()> {
         unsupported()
     }

@@ -79,6 +79,11 @@ fn rows_of_warehouses_and_streams_are_answered() {
 }
 
 #[test]
+fn batches_of_requests_run_in_s3() {
+    run("test_batches.py");
+}
+
+#[test]
 fn the_function_survives_failures_of_other_services() {
     run("test_bad_days.py");
 }

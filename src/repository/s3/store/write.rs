@@ -5,6 +5,7 @@ use aws_sdk_s3::{
     types::{CompletedMultipartUpload, CompletedPart},
 };
 use bytes::Bytes;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Store, retry::found};
 use crate::{
@@ -29,6 +30,17 @@ fn writing(upload: &Multipart) -> String {
 }
 
 impl Store {
+    /// Copies an object of at most 5 GB within S3; `false` if it does not exist.
+    pub fn copy(&self, from: &Url, to: &Url) -> Result<bool> {
+        let connection = self.connection()?;
+        let source =
+            utf8_percent_encode(&format!("{}/{}", from.bucket, from.key), NON_ALPHANUMERIC).to_string();
+        let request = connection.upload_client.copy_object().copy_source(source);
+        let request = request.bucket(&to.bucket).key(&to.key);
+        let sent = connection.send(move || request.clone().send());
+        Ok(found(sent, || format!("cannot copy `{from}`"))?.is_some())
+    }
+
     /// Writes an object in one request and returns its ETag; `None` if the condition is false.
     pub fn put(&self, url: &Url, bytes: impl Into<Bytes>, condition: &Condition) -> Result<Option<String>> {
         let connection = self.connection()?;
