@@ -31,6 +31,7 @@ use crate::{
     },
     batch::{LineResponse, Respond},
     error::Error,
+    json::Budget,
 };
 
 /// Attempts per request, if the model or its fleet fails for now.
@@ -140,7 +141,8 @@ impl Responder {
         let context = Context::in_background(&self.app);
         match self.endpoint {
             Endpoint::Embeddings => {
-                let request = openai::embeddings(Call(context, parse(body.as_bytes())?));
+                let body = parse(body.as_bytes(), Budget::new(body.len(), self.app.limits.texts))?;
+                let request = openai::embeddings(Call(context, body));
                 restricted_to(self.models.clone(), request).await
             }
         }
