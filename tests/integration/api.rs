@@ -89,6 +89,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             format: Manifest::FORMAT,
             name: "tiny".into(),
             aliases: Vec::new(),
+            allowed: Vec::new(),
             vectors: None,
             task,
             graph: "model.onnx".into(),

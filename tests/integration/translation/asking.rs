@@ -108,6 +108,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             format: Manifest::FORMAT,
             name: name.into(),
             aliases: Vec::new(),
+            allowed: Vec::new(),
             vectors: None,
             task: Task::Translation,
             graph: "encoder.onnx".into(),
