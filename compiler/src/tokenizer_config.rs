@@ -394,7 +394,7 @@ mod tests {
     fn the_space_before_a_text_is_a_setting_of_all_classes() {
         let space = |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
         assert_eq!(space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})), false);
-        assert_eq!(space(json!({"tokenizer_class": "DistilBertTokenizer"})), false);
+        assert_eq!(space(json!({"tokenizer_class": "Qwen2Tokenizer"})), false);
         assert_eq!(
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
             true
