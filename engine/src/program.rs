@@ -77,7 +77,7 @@ pub enum Stage {
     /// A linear layer's per-output maximum over each text's tokens.
     Largest(Largest),
     /// Scores of word spans.
-    Spans(SpanHead),
+    Spans(Box<SpanHead>),
 }
 
 /// Row-wise operations, executed block by block.
@@ -422,7 +422,7 @@ impl Program {
     /// The head that scores spans, if `value` has its scores.
     pub fn spans(&self, value: ValueId) -> Option<&SpanHead> {
         self.stages.iter().find_map(|stage| match stage {
-            Stage::Spans(head) if head.out == value => Some(head),
+            Stage::Spans(head) if head.out == value => Some(head.as_ref()),
             _ => None,
         })
     }

@@ -11,7 +11,7 @@ pub(super) enum Operation {
     Row(Per, RowOperation),
     Attention(Attention),
     Largest(Largest),
-    Spans(SpanHead),
+    Spans(Box<SpanHead>),
 }
 
 /// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
@@ -95,9 +95,8 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
                 is_of_attention[*out] = true;
                 operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
             }
-            Stage::Largest(Largest { input, out, .. }) | Stage::Spans(SpanHead { input, out, .. }) => {
-                operations.push((vec![*input], *out));
-            }
+            Stage::Largest(Largest { input, out, .. }) => operations.push((vec![*input], *out)),
+            Stage::Spans(head) => operations.push((vec![head.input], head.out)),
             Stage::Rows(stage) => {
                 let end = operations.len() + stage.operations.len() - 1;
                 let others = stage.operations.iter().filter(|it| it.reads_other_rows());

@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
             out: self.value(Per::Token, longest),
         };
         let out = head.out;
-        self.operations.push(Operation::Spans(head));
+        self.operations.push(Operation::Spans(Box::new(head)));
         Ok(Meaning::Spans(out))
     }
 
