@@ -79,30 +79,30 @@ fn answer(mut stream: &TcpStream, status: &str) {
 }
 
 /// A runtime API that reads one response to its end.
-fn read_all(stream: TcpStream) -> Received {
-    let mut reader = BufReader::new(&stream);
+fn read_all(stream: &TcpStream) -> Received {
+    let mut reader = BufReader::new(stream);
     let (line, headers_read) = (line(&mut reader), headers(&mut reader));
     let chunks = std::iter::from_fn(|| chunk(&mut reader)).collect();
     let trailers = headers(&mut reader);
-    answer(&stream, "202 Accepted");
+    answer(stream, "202 Accepted");
     Received { line, headers: headers_read, chunks, trailers }
 }
 
 /// A runtime API that closes the connection after the first chunk.
-fn read_one(stream: TcpStream) -> Vec<u8> {
-    let mut reader = BufReader::new(&stream);
+fn read_one(stream: &TcpStream) -> Vec<u8> {
+    let mut reader = BufReader::new(stream);
     line(&mut reader);
     headers(&mut reader);
     chunk(&mut reader).unwrap()
 }
 
 fn runtime_api<T: Send + 'static>(
-    serve: impl FnOnce(TcpStream) -> T + Send + 'static,
+    serve: impl FnOnce(&TcpStream) -> T + Send + 'static,
 ) -> (Arc<PooledClient>, JoinHandle<T>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let client = PooledClient::builder().with_endpoint(address.parse().unwrap()).build();
-    (Arc::new(client), thread::spawn(move || serve(listener.accept().unwrap().0)))
+    (Arc::new(client), thread::spawn(move || serve(&listener.accept().unwrap().0)))
 }
 
 fn invocation() -> LambdaInvocation {
@@ -218,10 +218,10 @@ async fn a_closed_connection_ends_only_its_invocation() {
 #[tokio::test]
 async fn a_refused_response_ends_only_its_invocation() {
     let (client, server) = runtime_api(|stream| {
-        let mut reader = BufReader::new(&stream);
+        let mut reader = BufReader::new(stream);
         line(&mut reader);
         headers(&mut reader);
-        answer(&stream, "410 Gone");
+        answer(stream, "410 Gone");
     });
     let handler = |_: &LambdaInvocation| Some(async { Response::new(Body::from("text")) }.boxed());
     invoke(client, handler).await.unwrap();

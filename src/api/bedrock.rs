@@ -186,7 +186,7 @@ impl Form {
             (Form::Ranking, &["query", "documents"]),
         ];
         let has = |name: &&str| body.get(*name).is_some_and(|value| !value.is_null());
-        let mut forms = FIELDS.iter().filter(|(_, names)| names.iter().any(|name| has(name)));
+        let mut forms = FIELDS.iter().filter(|(_, names)| names.iter().any(has));
         let found = match (forms.next(), forms.next()) {
             (Some((form, _)), None) => return Ok(*form),
             (Some(_), Some(_)) => "several",

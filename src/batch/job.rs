@@ -244,7 +244,7 @@ impl Job {
     fn open(&self) -> Result<Opened> {
         let (answerer, column) = match &self.work {
             RowWork::Model(model, parameters) => {
-                (Answerer::Model(Predictor::new(model, parameters)?), parameters.column.as_deref())
+                (Answerer::Model(Box::new(Predictor::new(model, parameters)?)), parameters.column.as_deref())
             }
             RowWork::Requests { responder, .. } => (Answerer::Requests(Arc::clone(responder)), None),
         };

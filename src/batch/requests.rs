@@ -66,7 +66,7 @@ impl RequestLines {
 /// Computes rows' answers.
 #[derive(Debug)]
 pub(super) enum Answerer {
-    Model(Predictor),
+    Model(Box<Predictor>),
     Requests(Arc<dyn Respond>),
 }
 

@@ -37,8 +37,8 @@ impl RowFunction {
             .map(|(row, values)| arguments(row, values))
             .collect::<Result<_>>()?;
         let mut results = vec![None; rows.len()];
-        let (mut pairs, mut texts): (Vec<(usize, [String; 2])>, BTreeMap<Option<String>, Texts>) =
-            Default::default();
+        let mut pairs: Vec<(usize, [String; 2])> = Vec::new();
+        let mut texts: BTreeMap<Option<String>, Texts> = BTreeMap::new();
         for (row, arguments) in rows.into_iter().enumerate() {
             match arguments {
                 None => {}

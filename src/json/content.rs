@@ -116,7 +116,7 @@ pub(crate) enum Content {
     Id(u32),
     List(Box<List>),
     /// An object with a text, and a second one that belongs to it.
-    Object(Box<[Content; 2]>),
+    Object(Box<[Self; 2]>),
     /// Another value, in words.
     Other(&'static str),
 }
@@ -233,7 +233,9 @@ impl<'de> FromJson<'de> for Content {
             match &*name {
                 "text" => texts[0] = fields.next_value()?,
                 "text_pair" => texts[1] = fields.next_value()?,
-                _ => drop(fields.next_value::<Kind>()?),
+                _ => {
+                    fields.next_value::<Kind>()?;
+                }
             }
         }
         Ok(Self::Object(Box::new(texts)))

@@ -56,7 +56,7 @@ fn setup(requests: &str) -> Setup {
     files.write(&entry.record(), &record).unwrap();
     files.write(&entry.queued(), &()).unwrap();
     let app = Arc::new(App::new(models().unwrap(), Limits::default()));
-    Setup { folder: folder, runs: Runs { app, files, interval: Duration::ZERO }, entry }
+    Setup { folder, runs: Runs { app, files, interval: Duration::ZERO }, entry }
 }
 
 impl Setup {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A score per text and label.
-pub(super) fn matrix(scores: Scores) -> Output {
+pub(super) fn matrix(scores: &Scores) -> Output {
     let shape = vec![scores.rows.len(), scores.rows.first().map_or(0, Vec::len)];
     Output { shape, elements: Elements::Fp32(scores.rows.concat()), location: scores.usage.location }
 }

@@ -159,7 +159,7 @@ pub(super) async fn run<'a>(
             let inputs = rows()?.into_inputs();
             let mut parameters: ClassificationParameters = request.task_parameters()?;
             (parameters.function_to_apply, parameters.top_k) = (Some(ScoreFunction::None), None);
-            outputs::matrix(parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?)
+            outputs::matrix(&parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?)
         }
         Pipeline::TokenClassification(pipeline) => {
             let rows = rows()?;
@@ -180,7 +180,7 @@ pub(super) async fn run<'a>(
             let (texts, labels) = labelled()?;
             let parameters = request.parameters_with(labels)?;
             let classifier = prepare_zero_shot(context, pipeline, texts.len(), &parameters)?;
-            outputs::matrix(classifier.run(&texts, deadline).await?)
+            outputs::matrix(&classifier.run(&texts, deadline).await?)
         }
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &interface.names.query)?)?;
