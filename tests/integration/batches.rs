@@ -27,9 +27,9 @@ use crate::{
     serving::{Server, kivu},
 };
 
-fn files_in(folder: &TempDir, limits: FilesConfig) -> Arc<Files> {
+fn files_in(folder: &TempDir, limits: &FilesConfig) -> Arc<Files> {
     let place = folder.path().join("files").display().to_string();
-    let files = FilesConfig { folder: Some(place), ..limits };
+    let files = FilesConfig { folder: Some(place), ..limits.clone() };
     Files::open(&Config { files, ..Config::default() }).unwrap().unwrap()
 }
 
@@ -122,7 +122,7 @@ fn runner(files: &Arc<Files>) -> BatchRunner {
 #[tokio::test]
 async fn a_batch_has_the_responses_of_its_route() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, FilesConfig::default());
+    let files = files_in(&folder, &FilesConfig::default());
     let router = router(scripted(Limits::default()).with_files(Some(Arc::clone(&files))));
     let caller = Caller { router: &router, key: None };
     let bodies = [
@@ -171,7 +171,7 @@ fn guarded(files: &Arc<Files>, lines: Vec<String>) -> Router {
 #[tokio::test]
 async fn callers_see_only_their_own_files_and_batches() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, FilesConfig::default());
+    let files = files_in(&folder, &FilesConfig::default());
     let [(alice, one), (bob, other)] =
         ["alice", "bob"].map(|name| make_limited_key(name, &KeyLimits::default()).unwrap());
     let router = guarded(&files, vec![one, other]);
@@ -216,7 +216,7 @@ async fn callers_see_only_their_own_files_and_batches() {
 #[tokio::test]
 async fn the_models_of_a_key_apply_to_each_request() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, FilesConfig::default());
+    let files = files_in(&folder, &FilesConfig::default());
     let limits = KeyLimits { models: vec!["other".into()], ..KeyLimits::default() };
     let (key, line_of_key) = make_limited_key("alice", &limits).unwrap();
     let router = guarded(&files, vec![line_of_key]);
@@ -238,7 +238,7 @@ async fn the_models_of_a_key_apply_to_each_request() {
 #[tokio::test]
 async fn wrong_uploads_leave_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, FilesConfig { bytes: 100, count: 2, ..FilesConfig::default() });
+    let files = files_in(&folder, &FilesConfig { bytes: 100, count: 2, ..FilesConfig::default() });
     let router = router(scripted(Limits::default()).with_files(Some(files)));
     let caller = Caller { router: &router, key: None };
     let other_type = |kind: &str| {
@@ -318,7 +318,7 @@ async fn wrong_uploads_leave_no_file() {
 #[tokio::test]
 async fn wrong_batches_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, FilesConfig { batches: 1, ..FilesConfig::default() });
+    let files = files_in(&folder, &FilesConfig { batches: 1, ..FilesConfig::default() });
     let router = router(scripted(Limits::default()).with_files(Some(files)));
     let caller = Caller { router: &router, key: None };
     let file = caller.upload("{}").await;

@@ -416,7 +416,7 @@ async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
 fn an_embedding_model_ranks_and_classifies_if_its_task_is_requested() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let ranker = open_for(Task::TextRanking, "tiny-bert", folder.path(), runtime.clone()).unwrap();
+    let ranker = open_for(Task::TextRanking, "tiny-bert", folder.path(), runtime).unwrap();
     assert!(matches!(ranker.pipeline, Pipeline::Ranking(RankingPipeline::Embedding(_))));
     let classifier = open_for(Task::ZeroShotClassification, "tiny-bert", folder.path(), runtime).unwrap();
     assert!(matches!(classifier.pipeline, Pipeline::ZeroShot(ZeroShotPipeline::Embedding(..))));
