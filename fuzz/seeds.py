@@ -51,6 +51,9 @@ REQUESTS = [
     ("/model/ranking/invoke", {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "return_documents": True, "api_version": 2}),
     ("/model/arn:/embedding/invoke", {"inputText": "the cat"}),
     ("/vertex", {"instances": [{"inputs": "the cat"}, {"query": "cat", "texts": ["dog"], "model": "ranking"}]}),
+    ("/v1/files", {"purpose": "batch"}),
+    ("/v1/batches", {"input_file_id": "file-0", "endpoint": "/v1/embeddings", "completion_window": "24h", "metadata": {"a": "b"}}),
+    ("/v1/batches/{batch_id}/cancel", {}),
 ]
 
 

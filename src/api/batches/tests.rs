@@ -75,12 +75,23 @@ impl Setup {
             context.waker().wake_by_ref();
             Poll::Ready(())
         });
-        self.runs.advance(&self.entry, None, stop).await.unwrap()
+        self.turn(stop).await
     }
 
+    /// Runs the batch to its end.
     async fn finish(&self) -> Batch {
-        assert_eq!(self.runs.advance(&self.entry, None, pending()).await.unwrap(), Advanced::Done);
+        while self.turn(pending()).await == Advanced::Unfinished {
+            tokio::task::yield_now().await;
+        }
         self.batch()
+    }
+
+    /// Runs the batch until `stop`. A thread of the turn before may not have released the output yet.
+    async fn turn(&self, stop: impl Future<Output = ()> + Send) -> Advanced {
+        match self.runs.advance(&self.entry, None, stop).await {
+            Err(error) if error.to_string().contains("another one is writing it") => Advanced::Unfinished,
+            advanced => advanced.unwrap(),
+        }
     }
 
     fn batch(&self) -> Batch {
