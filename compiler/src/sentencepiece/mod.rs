@@ -240,8 +240,19 @@ fn precompiled(model: &ModelProto) -> Option<Value> {
 }
 
 impl Vocabulary {
-    /// Refuses ids too large for the number of names, since list sizes depend on the largest id.
+    /// Refuses ids too large for the number of names, since list sizes depend on the largest id, and tokens that are
+    /// pieces with another id.
     pub(super) fn checked(self) -> Result<Self> {
+        let piece = |(content, token): (&String, &Token)| {
+            let id = self.ids.get(content).filter(|id| **id != token.id)?;
+            Some(Error::model(format!(
+                "expected the token `{content}` with the id {id}, which it has as a piece, but found the id {}",
+                token.id
+            )))
+        };
+        if let Some(error) = self.tokens.iter().find_map(piece) {
+            return Err(error);
+        }
         let names = self.ids.len() + self.tokens.len();
         let limit = (2 * names + MAX_UNNAMED).max(self.size).min(MAX_IDS);
         match self.length() {

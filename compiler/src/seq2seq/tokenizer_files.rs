@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use crate::{
     byte_pairs,
-    files::{read, read_json, read_json_if_exists},
+    files::{read_if_exists, read_json, read_json_if_exists},
     sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
 };
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     pipeline::seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
     repository::bundle::TOKENIZER,
 };
@@ -187,10 +187,12 @@ fn with_tokens(
     folder: &Path,
     vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
 ) -> Result<(BuiltTokenizer, BTreeMap<String, u32>)> {
-    if !folder.join(PIECES).is_file() && folder.join(TOKENIZER).is_file() {
-        let json = read(&folder.join(TOKENIZER))?;
-        let tokens = added_tokens(&json)?;
-        return Ok((BuiltTokenizer { json, unknown_tokens: None }, tokens));
+    if let Some(json) = read_if_exists(&folder.join(TOKENIZER))? {
+        check_pieces(&json)?;
+        if !folder.join(PIECES).is_file() {
+            let tokens = added_tokens(&json)?;
+            return Ok((BuiltTokenizer { json, unknown_tokens: None }, tokens));
+        }
     }
     let pieces = SentencePieces::open(&folder.join(PIECES))?;
     let vocabulary = vocabulary(&pieces)?;
@@ -198,10 +200,47 @@ fn with_tokens(
     Ok((pieces.tokenizer(&vocabulary)?, tokens.collect()))
 }
 
+/// Refuses a `tokenizer.json` for a SentencePiece model with other parts than the conversion writes: their tokenizer
+/// classes replace these parts, or settings in them.
+fn check_pieces(json: &[u8]) -> Result<()> {
+    const PARTS: [(&str, &str, &[&str]); 2] = [
+        (
+            "normalizer",
+            "normalizers",
+            &["Precompiled", "Replace", "Strip", "Prepend", "Lowercase", "Nmt", "NFKC"],
+        ),
+        ("pre_tokenizer", "pretokenizers", &["Metaspace", "WhitespaceSplit"]),
+    ];
+    let tokenizer = parsed(json)?;
+    for (part, list, known) in PARTS {
+        let mut open = vec![&tokenizer[part]];
+        while let Some(value) = open.pop() {
+            match value["type"].as_str() {
+                Some("Sequence") => open.extend(value[list].as_array().into_iter().flatten()),
+                Some(found) if !known.contains(&found) => {
+                    return Err(Error::model(format!(
+                        "expected a `{part}` among {} in `{TOKENIZER}` for a SentencePiece model, but found `{found}`",
+                        quoted(known)
+                    )));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn model_type(json: &[u8]) -> Result<String> {
+    Ok(parsed(json)?["model"]["type"].as_str().unwrap_or_default().to_owned())
+}
+
+fn parsed(json: &[u8]) -> Result<Value> {
+    serde_json::from_slice(json).map_err(|error| Error::model_because("cannot read the tokenizer", error))
+}
+
 /// A `tokenizer.json` that adds these tokens before and after texts.
 fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
-    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
-    let mut tokenizer: Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let mut tokenizer = parsed(json)?;
     let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
     let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
     let around = |texts: &[&str]| -> Vec<Value> {
@@ -275,7 +314,11 @@ pub(crate) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
 fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTokenizer> {
     let pieces = folder.join(OWN_PIECES);
     if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
-        return Ok(BuiltTokenizer { json: byte_pairs::tokenizer(folder)?, unknown_tokens: None });
+        let json = byte_pairs::tokenizer(folder)?;
+        if model_type(&json)? == "Unigram" {
+            check_pieces(&json)?;
+        }
+        return Ok(BuiltTokenizer { json, unknown_tokens: None });
     }
     let pieces = SentencePieces::open(&pieces)?;
     let is_pegasus = config.tokenizer_class.as_deref().is_some_and(|class| class.contains("Pegasus"));
@@ -457,5 +500,37 @@ mod tests {
         fs::write(other.path().join(CONFIG), r#"{"eos_token": "a"}"#).unwrap();
         let refusal = marian(other.path(), [0, 0]).err().unwrap();
         insta::assert_snapshot!(refusal, @"expected `eos_token` `</s>` in `tokenizer_config.json`, but found `a`");
+    }
+
+    /// A copy of a fixture with a changed file.
+    fn changed(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(fixture(name)).unwrap().map(Result::unwrap) {
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(text.contains(from), "{file}");
+        fs::write(folder.path().join(file), text.replace(from, to)).unwrap();
+        folder
+    }
+
+    #[test]
+    fn sentencepiece_models_have_the_parts_of_a_conversion() {
+        let pre_tokenizer = ("tokenizer.json", "\"Metaspace\"", "\"ByteLevel\"");
+        let folder = changed("tiny-sentence-t5", pre_tokenizer.0, pre_tokenizer.1, pre_tokenizer.2);
+        let refusal = t5_tokenizer(folder.path(), 0).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected a `pre_tokenizer` among `Metaspace`, `WhitespaceSplit` in `tokenizer.json` for a SentencePiece model, but found `ByteLevel`");
+        assert!(t5_tokenizer(&fixture("tiny-sentence-t5"), 0).is_ok());
+        // Read next to the SentencePiece model, too.
+        let folder = changed("tiny-nllb", "tokenizer.json", "\"Precompiled\"", "\"BertNormalizer\"");
+        let refusal = many_to_many(folder.path(), 0).err().unwrap().to_string();
+        assert!(refusal.starts_with("expected a `normalizer` among "), "{refusal}");
+    }
+
+    #[test]
+    fn listed_tokens_are_no_pieces_with_another_id() {
+        let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
+        let refusal = mbart(folder.path(), None, (0, true)).err().unwrap().to_string();
+        assert!(refusal.starts_with("expected the token `a` with the id "), "{refusal}");
     }
 }
