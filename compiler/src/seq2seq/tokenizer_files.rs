@@ -505,7 +505,8 @@ mod tests {
     /// A copy of a fixture with a changed file.
     fn changed(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        for entry in fs::read_dir(fixture(name)).unwrap().map(Result::unwrap) {
+        let entries = fs::read_dir(fixture(name)).unwrap().map(Result::unwrap);
+        for entry in entries.filter(|entry| entry.path().is_file()) {
             fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
         }
         let text = fs::read_to_string(folder.path().join(file)).unwrap();
