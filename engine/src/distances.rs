@@ -185,7 +185,7 @@ impl DistanceTerms {
     }
 }
 
-/// Distance between rows of the keys' terms: an odd number of cache lines, since powers of two would share few sets of
+/// Key term row stride: an odd number of cache lines, since powers of two would share few sets of
 /// the cache.
 fn stride(keys: usize) -> usize {
     (keys.div_ceil(LANES) | 1) * LANES

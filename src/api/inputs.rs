@@ -15,7 +15,7 @@ use crate::{
     pipeline::Input,
 };
 
-/// Texts of a request, which may consist of several requests: the maximum, those that are left, and the characters.
+/// A request's text limits, which its parts share: maximum, remaining texts, and characters.
 #[derive(Clone, Debug)]
 pub(super) struct RequestTexts {
     /// Per field.

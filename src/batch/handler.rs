@@ -38,7 +38,7 @@ pub struct Handler {
     other_jobs: Option<Box<dyn ObjectJobs>>,
 }
 
-/// Jobs that other objects than those of the rules stand for.
+/// Jobs started by objects that no rule names.
 #[async_trait(?Send)]
 pub trait ObjectJobs: Debug + Send + Sync {
     /// Whether an object stands for a job.

@@ -55,7 +55,7 @@ impl BatchRunner {
         let (done, stopped) = flume::bounded(1);
         let runs = Runs { app: Arc::new(app), files, interval };
         let failed = || Error::io("cannot start the threads for batches");
-        // Their blocking work does not delay that of requests.
+        // Their blocking work does not delay requests.
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("batches")
