@@ -2,6 +2,7 @@
 
 mod bert;
 mod byte_pairs;
+mod byte_pieces;
 pub mod cl100k;
 mod encode;
 mod file;
@@ -19,7 +20,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokenizers::{Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult};
+use tokenizers::{
+    Decoder, Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult,
+};
 
 use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
@@ -218,7 +221,16 @@ impl Tokenizer {
     /// Decodes token ids to text.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         self.check_ids(ids)?;
-        self.call(|raw| raw.decode(ids, skip_special_tokens))
+        let decode = |raw: &RawTokenizer| match raw.get_decoder() {
+            Some(decoder) if byte_pieces::come_first(decoder) => {
+                let added = raw.get_added_vocabulary();
+                let tokens = ids.iter().filter_map(|id| raw.id_to_token(*id));
+                let tokens = tokens.filter(|token| !skip_special_tokens || !added.is_special_token(token));
+                decoder.decode(byte_pieces::replace_invalid(tokens.collect()))
+            }
+            _ => raw.decode(ids, skip_special_tokens),
+        };
+        self.call(decode)
             .map_err(|error| Error::invalid(format!("these token ids cannot be decoded: {error}")))
     }
 }
