@@ -11,6 +11,7 @@ mod names;
 mod parts;
 pub(super) mod t5;
 pub(super) mod tokenizer_files;
+mod tokenizer_json;
 
 pub(super) use self::{
     hugging_face::{MODEL_TYPES, is_in, open},

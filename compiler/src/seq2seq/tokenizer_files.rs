@@ -3,15 +3,15 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
+use super::tokenizer_json::{check_pieces, is_unigram, with_template};
 use crate::{
     byte_pairs,
     files::{read_if_exists, read_json, read_json_if_exists},
     sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    error::{Error, Result},
     pipeline::seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
     repository::bundle::TOKENIZER,
 };
@@ -200,64 +200,6 @@ fn with_tokens(
     Ok((pieces.tokenizer(&vocabulary)?, tokens.collect()))
 }
 
-/// Refuses a `tokenizer.json` for a SentencePiece model with other parts than the conversion writes: their tokenizer
-/// classes replace these parts, or settings in them.
-fn check_pieces(json: &[u8]) -> Result<()> {
-    const PARTS: [(&str, &str, &[&str]); 2] = [
-        (
-            "normalizer",
-            "normalizers",
-            &["Precompiled", "Replace", "Strip", "Prepend", "Lowercase", "Nmt", "NFKC"],
-        ),
-        ("pre_tokenizer", "pretokenizers", &["Metaspace", "WhitespaceSplit"]),
-    ];
-    let tokenizer = parsed(json)?;
-    for (part, list, known) in PARTS {
-        let mut open = vec![&tokenizer[part]];
-        while let Some(value) = open.pop() {
-            match value["type"].as_str() {
-                Some("Sequence") => open.extend(value[list].as_array().into_iter().flatten()),
-                Some(found) if !known.contains(&found) => {
-                    return Err(Error::model(format!(
-                        "expected a `{part}` among {} in `{TOKENIZER}` for a SentencePiece model, but found `{found}`",
-                        quoted(known)
-                    )));
-                }
-                _ => {}
-            }
-        }
-    }
-    Ok(())
-}
-
-fn model_type(json: &[u8]) -> Result<String> {
-    Ok(parsed(json)?["model"]["type"].as_str().unwrap_or_default().to_owned())
-}
-
-fn parsed(json: &[u8]) -> Result<Value> {
-    serde_json::from_slice(json).map_err(|error| Error::model_because("cannot read the tokenizer", error))
-}
-
-/// A `tokenizer.json` that adds these tokens before and after texts.
-fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
-    let mut tokenizer = parsed(json)?;
-    let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
-    let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
-    let around = |texts: &[&str]| -> Vec<Value> {
-        let texts = texts.iter().map(|name| text(name));
-        before.iter().map(token).chain(texts).chain(after.iter().map(token)).collect()
-    };
-    let tokens = before
-        .iter()
-        .chain(after)
-        .map(|(name, id)| ((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]})));
-    tokenizer["post_processor"] = json!({
-        "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
-        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
-    });
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
-}
-
 /// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
 pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
     let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
@@ -315,7 +257,7 @@ fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTok
     let pieces = folder.join(OWN_PIECES);
     if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
         let json = byte_pairs::tokenizer(folder)?;
-        if model_type(&json)? == "Unigram" {
+        if is_unigram(&json)? {
             check_pieces(&json)?;
         }
         return Ok(BuiltTokenizer { json, unknown_tokens: None });
