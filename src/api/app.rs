@@ -156,10 +156,6 @@ impl App {
         Ok((model, pipeline))
     }
 
-    pub(super) fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
-        self.embedding_with(name, VectorKind::Dense)
-    }
-
     /// Looks up an embedding model; without a name, the first one with vectors of this kind, or the first one.
     pub(super) fn embedding_with(
         &self,

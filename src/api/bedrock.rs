@@ -200,7 +200,7 @@ impl Form {
 }
 
 async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
-    let (_, pipeline) = context.app.embedding(Some(model))?;
+    let (_, pipeline) = context.embedding(Some(model)).await?;
     let types = body.embedding_types.as_deref().unwrap_or(&[TitanType::Float]);
     inputs::count("embeddingTypes", types.len(), 2)?;
     inputs::above_zero("dimensions", body.dimensions)?;
@@ -227,7 +227,7 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
 }
 
 async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest) -> Reply {
-    let (_, pipeline) = context.app.embedding(Some(model))?;
+    let (_, pipeline) = context.embedding(Some(model)).await?;
     let limit = pipeline.settings().max_tokens;
     if let Some(found) = body.max_tokens.filter(|tokens| *tokens < limit) {
         return Err(Error::invalid(format!(

@@ -45,7 +45,7 @@ pub(super) struct PredictRequest {
 
 /// Classify texts
 pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
-    let (_, pipeline) = context.app.classification(body.model.as_deref())?;
+    let (_, pipeline) = context.classification(body.model.as_deref()).await?;
     predict_with(&context, pipeline, body).await
 }
 

@@ -135,7 +135,7 @@ pub(super) async fn embedded(
 ) -> Result<(Embedded, Usage)> {
     let app = &context.app;
     let name = body.model.as_deref();
-    let (_, pipeline) = app.embedding(name)?;
+    let (_, pipeline) = context.embedding(name).await?;
     let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
     let (truncate, truncation_direction) = match body.truncate {

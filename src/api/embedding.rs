@@ -206,13 +206,13 @@ struct SimilarityInputs {
 
 /// Embed texts
 pub(super) async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
-    let (_, pipeline) = context.app.embedding(body.name.as_deref())?;
+    let (_, pipeline) = context.embedding(body.name.as_deref()).await?;
     embed_as(&context, pipeline, body, VectorKind::Dense).await
 }
 
 /// Embed texts as token weights
 pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
-    let (_, pipeline) = context.app.embedding_with(body.name.as_deref(), VectorKind::Sparse)?;
+    let (_, pipeline) = context.embedding_with(body.name.as_deref(), VectorKind::Sparse).await?;
     embed_as(&context, pipeline, body, VectorKind::Sparse).await
 }
 
@@ -220,10 +220,10 @@ pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Rep
 ///
 /// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
 pub(super) async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply {
-    let (_, pipeline) = match context.app.embedding(body.name.as_deref())? {
+    let (_, pipeline) = match context.embedding(body.name.as_deref()).await? {
         // The first model that has token vectors; before there were others, the first with dense vectors.
         (_, pipeline) if body.name.is_none() && !pipeline.settings().has(VectorKind::Dense) => {
-            context.app.embedding_with(None, VectorKind::MultiVector)?
+            context.embedding_with(None, VectorKind::MultiVector).await?
         }
         found => found,
     };
@@ -283,7 +283,7 @@ async fn embed_as(
 
 /// Compare sentences with a source sentence
 pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Reply {
-    let (_, pipeline) = context.app.embedding(body.model())?;
+    let (_, pipeline) = context.embedding(body.model()).await?;
     let name = body.model().map(str::to_owned);
     similarity_with(&context, pipeline, name.as_deref(), body).await
 }

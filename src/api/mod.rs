@@ -17,6 +17,7 @@ pub(crate) mod fuzzing;
 mod generation;
 mod inputs;
 mod kserve;
+mod lookup;
 mod observe;
 mod ollama;
 mod openai;

@@ -169,7 +169,7 @@ async fn embed_with<'a>(
     (field, texts, limit): (&str, Content, RequestTexts),
     parameters: &EmbeddingParameters,
 ) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
-    let (model, pipeline) = context.app.embedding(name)?;
+    let (model, pipeline) = context.embedding(name).await?;
     let is_empty = match &texts {
         Content::Text(text) => text.is_empty(),
         Content::List(texts) => texts.count == 0,
@@ -197,7 +197,7 @@ pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
 
 /// Describe a model, as Ollama does
 pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<ShowResponse>> {
-    let model = context.app.model(body.model.as_deref().or(body.name.as_deref()))?;
+    let model = context.model(body.model.as_deref().or(body.name.as_deref())).await?;
     let family = family(model);
     let mut info = json!({ "general.architecture": family });
     info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();

@@ -142,7 +142,7 @@ pub(super) struct EmbeddingsResponse<'a> {
 pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Reply {
     let app = &context.app;
     let name = body.model.as_deref();
-    let (model, pipeline) = app.embedding(name)?;
+    let (model, pipeline) = context.embedding(name).await?;
     let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
     let inputs = match body.token_encoding.unwrap_or_default() {
         TokenEncoding::Cl100kBase => inputs.into_iter().map(text_of_ids).collect::<Result<_>>()?,

@@ -57,7 +57,7 @@ pub(super) struct RerankRequest {
 
 /// Rank texts by a query
 pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
-    let (_, pipeline) = context.app.ranking(body.model.as_deref())?;
+    let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
     rerank_with(&context, &pipeline, body).await
 }
 
@@ -125,7 +125,6 @@ impl Ranked {
 
 /// Ranks documents; also returns the model name.
 pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
-    let app = &context.app;
     let query = inputs::text(&"query", body.query, &context.texts)?;
     if !matches!(body.documents, Content::List(_)) {
         return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
@@ -136,7 +135,7 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
         })?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
-    let (model, pipeline) = app.ranking(body.model.as_deref())?;
+    let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let parameters = RankingParameters { truncate: body.truncation, ..RankingParameters::default() };
     let mut ranked = rank(context, &pipeline, (query, documents), &parameters).await?;
     ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));

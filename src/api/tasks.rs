@@ -38,15 +38,14 @@ pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
 }
 
 async fn run_default(context: &Context, body: Value) -> Reply {
-    let app = &context.app;
     if is_similarity(&body) {
         let request: SimilarityRequest = from_value(body)?;
         let name = request.model().map(str::to_owned);
-        let (_, pipeline) = app.embedding(name.as_deref())?;
+        let (_, pipeline) = context.embedding(name.as_deref()).await?;
         return similarity_with(context, pipeline, name.as_deref(), request).await;
     }
     let name = model_name(&body).map(str::to_owned);
-    let model = app.model(name.as_deref())?;
+    let model = context.model(name.as_deref()).await?;
     run_task(context, (model, name.as_deref()), body, Form::Tei).await
 }
 
@@ -152,7 +151,7 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, body): Cal
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }
-    let model = context.app.model(Some(&name))?;
+    let model = context.model(Some(&name)).await?;
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
         return similarity_with(&context, pipeline, Some(&name), from_value(body)?).await;
     }

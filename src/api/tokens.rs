@@ -57,7 +57,7 @@ pub(super) async fn tokenize(
     let app = &context.app;
     let max_tokens = app.limits.values / VALUES_PER_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let model = app.model(body.model.as_deref())?;
+    let model = context.model(body.model.as_deref()).await?;
     let name = body.prompt_name.or_else(|| app.named_prompt(body.model.as_deref()));
     let prompt = match (model.pipeline.embedding(), name) {
         (Some(pipeline), name) => pipeline.prompt(name.as_deref())?,
@@ -132,9 +132,8 @@ pub(super) struct DecodeRequest {
 }
 
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
-    let app = &context.app;
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
-    let tokenizer = Arc::clone(app.model(body.model.as_deref())?.pipeline.tokenizer());
+    let tokenizer = Arc::clone(context.model(body.model.as_deref()).await?.pipeline.tokenizer());
     let work = move || {
         let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
         texts.collect::<Result<Vec<_>, Error>>()

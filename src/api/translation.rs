@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{app::App, inputs, rejection::Reply, request::Context, response::with_usage};
+use super::{inputs, rejection::Reply, request::Context, response::with_usage};
 use crate::{
     error::{Error, Result, quoted},
     json::Content,
@@ -68,10 +68,9 @@ struct Alternative<'a> {
 
 /// Translates texts for a request in Kivu's own format.
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
-    let app = &context.app;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
-    let (model, pipeline) = choose(app, body.model.as_deref(), wanted)?;
+    let (model, pipeline) = choose(context, body.model.as_deref(), wanted).await?;
     let parameters = TextToTextParameters {
         src_lang: body.src_lang,
         tgt_lang: body.tgt_lang,
@@ -106,14 +105,15 @@ fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> Translate
 }
 
 /// Looks up a model; without a name, the first that translates between the languages.
-pub(super) fn choose<'a>(
-    app: &'a App,
+pub(super) async fn choose<'a>(
+    context: &'a Context,
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
-    let all: Vec<_> = app.models().filter_map(|model| Some((model, model.pipeline.translation()?))).collect();
+    let all: Vec<_> =
+        context.app.models().filter_map(|model| Some((model, model.pipeline.translation()?))).collect();
     if name.is_some() || all.len() < 2 {
-        return app.pipeline(name, Task::Translation, Pipeline::translation);
+        return context.pipeline(name, Task::Translation, Pipeline::translation).await;
     }
     all.iter()
         .find(|(_, pipeline)| pipeline.directions().has(wanted))

@@ -161,10 +161,9 @@ impl LanguageRequest {
         split: Split,
         generation: GenerationOptions,
     ) -> Result<GeneratedTexts> {
-        let app = &context.app;
-        self.check(app)?;
+        self.check(&context.app)?;
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
-        let chosen = choose(app, None, RequestedLanguages { source, target });
+        let chosen = choose(context, None, RequestedLanguages { source, target }).await;
         let (_, pipeline) = chosen.map_err(|error| self.rename(error))?;
         let parameters = TextToTextParameters {
             src_lang: self.source.clone(),

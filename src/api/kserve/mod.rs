@@ -135,10 +135,11 @@ pub(super) async fn infer(
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply {
-    let model = path.find(&app)?;
+    path.find(&app)?;
     let ReadBody { headers, bytes, deadline, memory } = body::read(&app, request).await?;
     let size = bytes.len();
     let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));
+    let model = context.model(Some(&path.model)).await?;
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = deadline.run_sized(size, parse).await?;
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
