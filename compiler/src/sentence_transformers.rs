@@ -174,7 +174,7 @@ fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
         Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
     };
     let length = file.get("query_length")?.unwrap_or(32);
-    let is_expanded = file.get("do_query_expansion")?.unwrap_or(true);
+    let is_expanded = file.is_set_or("do_query_expansion", true)?;
     let is_attended = file.is_set("attend_to_expansion_tokens")?;
     let query = RoleFiles {
         marker: marker("query_prefix", "[Q] ")?,

@@ -168,7 +168,7 @@ fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> 
 
 /// Sets the tokens around a text, by the class's flags.
 fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
-    let flags = [config.get("add_bos_token")?.unwrap_or(true), config.is_set("add_eos_token")?];
+    let flags = [config.is_set_or("add_bos_token", true)?, config.is_set("add_eos_token")?];
     let mut ends = Vec::new();
     for ((key, default), _) in
         ["bos_token", "eos_token"].iter().zip(defaults).zip(flags).filter(|(_, flag)| *flag)

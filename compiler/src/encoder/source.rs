@@ -396,12 +396,14 @@ mod tests {
 
     #[test]
     fn words_are_predicted_without_a_bias() {
-        let model = Copy::of("tiny-splade-modernbert");
-        model.set("config.json", "decoder_bias", Some(json!(false)));
-        model.change(|tensors| drop(tensors.remove("decoder.bias")));
-        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
-            panic!("expected an embedder")
-        };
-        assert!(settings.sparse.is_some());
+        for no in [json!(false), json!(null)] {
+            let model = Copy::of("tiny-splade-modernbert");
+            model.set("config.json", "decoder_bias", Some(no));
+            model.change(|tensors| drop(tensors.remove("decoder.bias")));
+            let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+                panic!("expected an embedder")
+            };
+            assert!(settings.sparse.is_some());
+        }
     }
 }
