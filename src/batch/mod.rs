@@ -20,6 +20,7 @@ mod handler;
 mod identity;
 mod input;
 mod job;
+mod kpl;
 mod local_storage;
 mod location;
 mod output;
