@@ -147,6 +147,18 @@ class ToPostgres(Base):
         self.job(source, url, "--metadata", "title", "--overwrite")
         self.assert_equal_vectors(self.stored("killed"))
 
+    def test_a_lost_connection_is_replaced(self):
+        url, source = self.table("lost"), self.source(texts(200))
+        zeros = "[" + ",".join(["0"] * self.dimension) + "]"
+        connections = "FROM pg_stat_activity WHERE application_name = 'kivu batch'"
+        with self.postgres.session(f"INSERT INTO lost VALUES (150, '{zeros}')"):
+            process = self.start(source, url)
+            waits = f"SELECT count(*) {connections} AND wait_event_type = 'Lock'"
+            wait_for("the row", lambda: self.postgres.sql(waits) == "1")
+            self.postgres.sql(f"SELECT pg_terminate_backend(pid) {connections}")
+        self.assertEqual(process.wait(), 0)
+        self.assertEqual(self.postgres.sql("SELECT count(*) FROM lost"), "200")
+
     def test_rows_that_the_table_refuses_are_kept_with_their_errors(self):
         url = self.table("refused", "price integer, title varchar(8) UNIQUE")
         rows = [
