@@ -20,7 +20,7 @@ use crate::{
     json_schemas::{Object, OptionalText, OptionalTexts},
     model::Model,
     pipeline::embedding::Embeddings,
-    task::embedding::EmbeddingParameters,
+    task::{TruncationParameters, embedding::EmbeddingParameters},
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -125,7 +125,7 @@ pub(super) struct Version {
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let app = &context.app;
     let parameters = EmbeddingParameters {
-        truncate: body.truncate,
+        truncation: TruncationParameters { truncate: body.truncate, truncation_direction: None },
         normalize: Some(true),
         dimensions: body.dimensions,
         prompt_name: app.named_prompt(body.model.as_deref()),

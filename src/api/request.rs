@@ -241,7 +241,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
             let cause = error.into_inner();
             let at = format!("line {}, column {}", cause.line(), cause.column());
             if cause.is_data() {
-                wrong_value(&path, &cause)
+                wrong_value(&path, &cause.to_string())
             } else if bytes.trim_ascii().is_empty() {
                 Error::malformed("expected JSON, but found an empty body")
             } else if cause.is_eof() {
@@ -260,8 +260,9 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
 }
 
 /// Error for a value that does not fit its field.
-fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
-    let cause = redacted(&cause.to_string());
+fn wrong_value(path: &str, cause: &str) -> Error {
+    let (path, cause) = json::located(path, cause);
+    let cause = redacted(cause);
     let is_body = path == ".";
     let field = if is_body { "the body".to_owned() } else { format!("`{path}`") };
     if let Some(name) = cause.strip_prefix("missing field `") {
@@ -315,7 +316,7 @@ fn redacted(cause: &str) -> String {
 pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects(value)).map_err(|error| {
         let path = error.path().to_string();
-        wrong_value(&path, error.inner())
+        wrong_value(&path, &error.into_inner().to_string())
     })
 }
 
@@ -323,9 +324,11 @@ pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
 pub(super) fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects(Value::Object(parameters))).map_err(|error| {
         let path = error.path().to_string();
+        let cause = error.into_inner().to_string();
+        let (path, cause) = json::located(&path, &cause);
         let (name, within) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
         let within = if within.is_empty() { "." } else { within.trim_start_matches('.') };
-        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, error.inner())))
+        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, cause)))
     })
 }
 
