@@ -280,7 +280,10 @@ impl<'a> Model<'a> {
             quality::seq2seq::check(self.runtime, &graphs.folder, settings)?;
             return Ok(Measured::default());
         };
-        let forms = ([reference.folder.as_path(), &graphs.folder], [reference.bytes, graphs.bytes]);
+        let forms = quality::seq2seq::Forms {
+            folders: [reference.folder.as_path(), &graphs.folder],
+            bytes: [reference.bytes, graphs.bytes],
+        };
         let (quality, comparison) =
             quality::seq2seq::measure(self.runtime, forms, settings, self.build.progress)?;
         Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })

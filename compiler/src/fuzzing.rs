@@ -110,7 +110,7 @@ fn pieces_of_translation(bytes: &[u8]) {
     let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
     with_files(&files, |folder| {
         read(tokenizer_files::many_to_many(folder, 4));
-        read(tokenizer_files::mbart(folder, None, (4, false)));
+        read(tokenizer_files::mbart(folder, None, 4, false));
     });
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("merges.txt", pieces)];
     with_files(&files, |folder| drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json))));

@@ -63,8 +63,7 @@ impl RankingPipeline {
                 Ok((function.apply(&logits.rows.concat()), logits.usage))
             }
             Self::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
-                let how = (options.truncation, options.raw_scores);
-                pipeline.late_interaction(query, texts, how, deadline).await
+                pipeline.late_interaction(query, texts, options, deadline).await
             }
             Self::Embedding(pipeline) => {
                 let inputs = [query].into_iter().chain(texts).map(Input::Text).collect();
