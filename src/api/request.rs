@@ -343,9 +343,10 @@ mod tests {
 
     use axum::body::Body;
     use serde::{Deserialize, Deserializer, de::IgnoredAny};
+    use serde_json::json;
 
     use super::*;
-    use crate::config::Limits;
+    use crate::{config::Limits, task::text_to_text::TextToTextParameters};
 
     /// The thread that parses a body.
     struct ParsedBy(ThreadId);
@@ -403,5 +404,36 @@ mod tests {
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
         assert_eq!(error, "expected the body to be an integer from 0 to 255, but found `-1`");
+    }
+    #[test]
+    fn errors_in_flattened_fields_name_the_field() {
+        #[derive(Debug, Deserialize)]
+        struct Outer {
+            #[serde(rename = "own")]
+            _own: Option<bool>,
+            #[serde(flatten, deserialize_with = "json::flattened")]
+            _parameters: TextToTextParameters,
+            #[serde(rename = "inner")]
+            _inner: Option<Box<Self>>,
+        }
+        let refusals = |body: Value| {
+            let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();
+            assert_eq!(from_value::<Outer>(body).unwrap_err().to_string(), read.to_string());
+            read.to_string()
+        };
+        let bodies = [
+            json!({ "truncate": 7 }),
+            json!({ "split": 7, "own": true }),
+            json!({ "generate_parameters": { "num_beams": "a text" } }),
+            json!({ "inner": { "truncate": "a text" } }),
+            json!({ "own": 7 }),
+        ];
+        insta::assert_snapshot!(bodies.map(refusals).join("\n"), @r"
+        expected `truncate` to be a boolean, but found `7`
+        expected `split` to be string or map, but found `7`
+        expected `generate_parameters.num_beams` to be an integer from 0 on, but found a string
+        expected `inner.truncate` to be a boolean, but found a string
+        expected `own` to be a boolean, but found `7`
+        ");
     }
 }

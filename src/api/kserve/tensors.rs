@@ -153,7 +153,8 @@ pub(super) async fn run<'a>(
     let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let inputs = rows()?.into_inputs();
-            return vectors::run(context, pipeline, &outputs, (inputs, request.task_parameters()?)).await;
+            let embedder = vectors::prepare(pipeline, &outputs, request.task_parameters()?, &scope)?;
+            return vectors::run(context, &embedder, &outputs, inputs).await;
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows()?.into_inputs();
