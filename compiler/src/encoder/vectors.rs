@@ -259,7 +259,7 @@ fn stanfords(
         expansion: Some(expansion(expanding, tokenizer)?),
         ..RoleSettings::default()
     };
-    let punctuation: Vec<String> = match file.get("mask_punctuation")?.unwrap_or(true) {
+    let punctuation: Vec<String> = match file.is_set_or("mask_punctuation", true)? {
         true => punctuation(),
         false => Vec::new(),
     };
