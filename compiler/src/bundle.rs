@@ -277,15 +277,15 @@ impl<'a> Model<'a> {
     /// Measures a text generator.
     fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
         let Some(Reference { graphs: reference, .. }) = &self.reference else {
-            quality::seq2seq::check(self.runtime, &graphs.folder, settings)?;
+            quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
             return Ok(Measured::default());
         };
-        let forms = quality::seq2seq::Forms {
+        let forms = quality::step_comparison::Forms {
             folders: [reference.folder.as_path(), &graphs.folder],
             bytes: [reference.bytes, graphs.bytes],
         };
         let (quality, comparison) =
-            quality::seq2seq::measure(self.runtime, forms, settings, self.build.progress)?;
+            quality::step_comparison::measure(self.runtime, forms, settings, self.build.progress)?;
         Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })
     }
 

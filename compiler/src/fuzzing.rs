@@ -89,7 +89,7 @@ fn graph(bytes: &[u8]) {
     drop(backend::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
     with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
         let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
-        drop(export::encoder::output(&model, true));
+        drop(export::text_encoder::output(&model, true));
         if !export::quantize::is_quantized(&model) {
             export::quantize::quantize(&mut model);
         }

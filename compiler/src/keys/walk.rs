@@ -9,9 +9,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    encoders, generation, gliner,
+    encoders, generation, generators, gliner,
     rules::{Allowed, Document, Rules},
-    sentence_transformers as modules, seq2seq, tokenizer,
+    sentence_transformers as modules, tokenizer,
 };
 use crate::{
     config::ConfigFile,
@@ -107,7 +107,7 @@ impl Walk<'_> {
                     true => &generation::IGNORED,
                     false => &generation::GENERATION,
                 };
-                seq2seq::rules(&model_type).map(|rules| vec![rules, of_generation])
+                generators::rules(&model_type).map(|rules| vec![rules, of_generation])
             }
         };
         // Other families are refused by name.
@@ -310,9 +310,7 @@ impl Walk<'_> {
                 .get("format")
                 .filter(|format| !["auto", "flat"].map(Value::from).contains(format))
             {
-                Some(format) => {
-                    self.allowed.pass(&name, ("format", format), "`format` `flat` of a `message`")
-                }
+                Some(format) => self.allowed.pass(&name, "format", format, "`format` `flat` of a `message`"),
                 None => Ok(()),
             },
         }
