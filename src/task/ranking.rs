@@ -9,10 +9,7 @@ use crate::{
     backend::Deadline,
     error::Result,
     json::flattened,
-    pipeline::{
-        Usage,
-        ranking::{RankingOptions, RankingPipeline},
-    },
+    pipeline::{Usage, ranking::RankingPipeline, scores::RankingOptions},
 };
 
 /// Ranking parameters.
