@@ -30,7 +30,7 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 /// Maximum tokens per text.
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
-const OF_TOKENIZER: &str = "model_max_length";
+pub(super) const OF_TOKENIZER: &str = "model_max_length";
 /// Families that compute longer texts than their files declare.
 const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
 /// Key for the number of leading values to keep.

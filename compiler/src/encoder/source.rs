@@ -329,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn queries_without_positions_need_a_limit() {
+        let model = Copy::of("tiny-splade-router");
+        model.open().unwrap();
+        for length in [None, Some(json!(1e30))] {
+            model.set("query_0_SparseStaticEmbedding/tokenizer_config.json", "model_max_length", length);
+            let refusal = model.refusal();
+            assert!(refusal.starts_with("expected a `model_max_length` of at most"), "{refusal}");
+        }
+    }
+
+    #[test]
     fn nomic_in_the_form_of_transformers_has_the_tokenizer_of_bert() {
         let model = Copy::of("tiny-nomic");
         let change = |part: &str, value: &Value| model.set("tokenizer.json", part, Some(value.clone()));
