@@ -20,7 +20,7 @@ use crate::{
     json_schemas::{Object, OptionalText, OptionalTexts},
     model::Model,
     pipeline::embedding::Embeddings,
-    task::embedding::EmbeddingParameters,
+    task::{TruncationParameters, embedding::EmbeddingParameters},
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -125,7 +125,7 @@ pub(super) struct Version {
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let app = &context.app;
     let parameters = EmbeddingParameters {
-        truncate: body.truncate,
+        truncation: TruncationParameters { truncate: body.truncate, truncation_direction: None },
         normalize: Some(true),
         dimensions: body.dimensions,
         prompt_name: app.named_prompt(body.model.as_deref()),
@@ -134,7 +134,7 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
     let (model, found) = embed_with(
         &context,
         body.model.as_deref(),
-        ("input", body.input, context.texts.clone()),
+        TextField { name: "input", content: body.input, limit: context.texts.clone() },
         &parameters,
     )
     .await?;
@@ -155,7 +155,7 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
     let (_, mut found) = embed_with(
         &context,
         body.model.as_deref(),
-        ("prompt", body.prompt, context.texts.at_most(1)),
+        TextField { name: "prompt", content: body.prompt, limit: context.texts.at_most(1) },
         &parameters,
     )
     .await?;
@@ -163,14 +163,21 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
     Ok(with_backend(&answer, found.usage.location))
 }
 
+/// A field with texts, which may be empty.
+struct TextField {
+    name: &'static str,
+    content: Content,
+    limit: RequestTexts,
+}
+
 async fn embed_with<'a>(
     context: &'a Context,
     name: Option<&str>,
-    (field, texts, limit): (&str, Content, RequestTexts),
+    field: TextField,
     parameters: &EmbeddingParameters,
 ) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
     let (model, pipeline) = context.embedding(name).await?;
-    let is_empty = match &texts {
+    let is_empty = match &field.content {
         Content::Text(text) => text.is_empty(),
         Content::List(texts) => texts.count == 0,
         other => other.is_null(),
@@ -178,7 +185,7 @@ async fn embed_with<'a>(
     if is_empty {
         return Ok((model, Embeddings { vectors: Vec::new(), usage: Default::default() }));
     }
-    let texts = inputs::texts(field, texts, &limit)?;
+    let texts = inputs::texts(field.name, field.content, &field.limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
     Ok((model, pipeline.embed(inputs, &parameters.options(&context.scope()), context.deadline).await?))
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     parameters::Parameters,
+    row_function::RowFunction,
     sink::{SinkSettings, SinkUrl},
 };
 use crate::{
@@ -108,7 +109,7 @@ impl Rules {
         kind: &str,
         name: &str,
         options: &BTreeMap<String, String>,
-    ) -> Result<(Model, Parameters)> {
+    ) -> Result<RowFunction> {
         let parameters = self.caller(kind, name).map(|rule| rule.parameters.clone()).unwrap_or_default();
         let parameters = parameters.with_options(options)?;
         let own_name = name.rsplit('.').next().unwrap_or_default();
@@ -118,7 +119,7 @@ impl Rules {
             None => self.models.iter().find(is_own).or_else(|| self.models.first()),
         };
         let model = model.ok_or_else(|| self.unknown(&parameters))?;
-        Ok((model.clone(), parameters))
+        Ok(RowFunction { model: model.clone(), parameters })
     }
 
     /// The prefix for answers to a stream's records.

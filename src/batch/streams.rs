@@ -13,15 +13,14 @@ use super::{
     kpl,
     output::Shape,
     output_form::OutputForm,
-    parameters::Parameters,
     predictor::Predictor,
+    row_function::RowFunction,
     rows::{JsonLinesReader, RowReader},
     rules::Rules,
     warehouse::MAX_RESPONSE_BYTES,
 };
 use crate::{
     error::{Error, Result},
-    model::Model,
     repository::s3::{Condition, Store, fit_key},
 };
 
@@ -43,7 +42,7 @@ struct AnsweredLines {
 
 /// Answers lines in order, until shortly before `until`.
 async fn answer(
-    (model, parameters): (Model, Parameters),
+    RowFunction { model, parameters }: RowFunction,
     lines: &[Vec<u8>],
     until: Option<Instant>,
 ) -> Result<AnsweredLines> {

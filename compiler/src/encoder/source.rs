@@ -89,17 +89,22 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Embedding(settings), heads)
         }
     };
-    Ok(Source { files, ..of_parts(plan, config, weights, heads, (settings, tokenizer))? })
+    Ok(Source { files, ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer })? })
+}
+
+/// An encoder model's parts.
+pub(super) struct Parts {
+    pub(super) config: EncoderConfig,
+    pub(super) weights: Weights,
+    pub(super) heads: OutputHeads,
+    pub(super) settings: EncoderSettings,
+    /// A `tokenizer.json`.
+    pub(super) tokenizer: Vec<u8>,
 }
 
 /// Builds an encoder source; its graph is written for the plan's engine.
-pub(super) fn of_parts(
-    plan: &Plan,
-    config: EncoderConfig,
-    weights: Weights,
-    heads: OutputHeads,
-    (settings, tokenizer): (EncoderSettings, Vec<u8>),
-) -> Result<Source<'static>> {
+pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
+    let Parts { config, weights, heads, settings, tokenizer } = parts;
     let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
     let engine = match plan.engine {

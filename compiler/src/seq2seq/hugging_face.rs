@@ -86,7 +86,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         MARIAN => marian(folder, sizes),
         MBART => {
             let class: Option<String> = config.get("tokenizer_class")?;
-            mbart(folder, class.as_deref(), (rows, translates))
+            mbart(folder, class.as_deref(), rows, translates)
         }
         BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
         _ => many_to_many(folder, rows),
@@ -119,11 +119,11 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let (languages, generation, prefix) = match (translates, &instructions[..]) {
         (true, []) => (plan.languages(languages)?, generation, String::new()),
         (true, [first, ..]) => {
-            let (generation, _) = for_pipeline(generation, config, (&first.task, lengths[1]))?;
+            let (generation, _) = for_pipeline(generation, config, &first.task, lengths[1])?;
             (by_instructions(config, &instructions)?, generation, String::new())
         }
         (false, _) => {
-            let (generation, prefix) = for_pipeline(generation, config, (&task.to_string(), lengths[1]))?;
+            let (generation, prefix) = for_pipeline(generation, config, &task.to_string(), lengths[1])?;
             (Languages::None, generation, prefix)
         }
     };

@@ -150,11 +150,7 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
 
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
 /// `config.json`, if any. A model that does not translate reads texts in its files' language.
-pub(crate) fn mbart(
-    folder: &Path,
-    class: Option<&str>,
-    (size, translates): (usize, bool),
-) -> Result<Tokenizers> {
+pub(crate) fn mbart(folder: &Path, class: Option<&str>, size: usize, translates: bool) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
     let class = config.tokenizer_class.as_deref().or(class);
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
@@ -449,7 +445,7 @@ mod tests {
     #[test]
     fn translators_read_sources_with_the_tokenizer_s_end() {
         assert_eq!(many_to_many(&fixture("tiny-m2m100"), 0).unwrap().end, Some(2));
-        assert_eq!(mbart(&fixture("tiny-mbart"), None, (0, true)).unwrap().end, Some(2));
+        assert_eq!(mbart(&fixture("tiny-mbart"), None, 0, true).unwrap().end, Some(2));
         assert_eq!(marian(&fixture("tiny-marian"), [0, 0]).unwrap().end, Some(0));
         let other = tempfile::tempdir().unwrap();
         for file in ["vocab.json", "source.spm"] {
@@ -497,7 +493,7 @@ mod tests {
     #[test]
     fn listed_tokens_are_no_pieces_with_another_id() {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
-        let refusal = mbart(folder.path(), None, (0, true)).err().unwrap().to_string();
+        let refusal = mbart(folder.path(), None, 0, true).err().unwrap().to_string();
         assert!(refusal.starts_with("expected the token `a` with the id "), "{refusal}");
     }
 }
