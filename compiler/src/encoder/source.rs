@@ -18,7 +18,7 @@ use crate::{
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{check_unknown_token, within_types, within_vocabulary},
+    token_rows::{other_unknown_token, within_types, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
@@ -66,8 +66,9 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Classification(settings), OutputHeads::dense(Some(modules)))
         }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
-            let settings = token_settings(&plan.folder, head, facts)?;
-            check_unknown_token(&folder, &tokenizer)?;
+            let unknown_token = other_unknown_token(&folder, &tokenizer)?;
+            let settings =
+                TokenClassificationSettings { unknown_token, ..token_settings(&plan.folder, head, facts)? };
             (EncoderSettings::TokenClassification(settings), OutputHeads::default())
         }
         (Some(head), None) => {
@@ -169,6 +170,7 @@ pub(crate) fn token_settings(
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
         max_tokens: max_tokens(folder, facts.max_positions)?,
+        unknown_token: None,
     })
 }
 
