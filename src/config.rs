@@ -28,7 +28,7 @@ use serde::Deserialize;
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
-    choice::{EngineChoice, LogFormat, parse_address, parse_instructions},
+    choice::{EngineChoice, Load, LogFormat, parse_address, parse_bytes, parse_instructions},
     files::FilesConfig,
     hub::HubConfig,
     limits::{Limits, MAX_TEXTS},
@@ -87,6 +87,11 @@ pub struct Config {
     /// Served models; the first is the default for requests without a model.
     #[serde(deserialize_with = "models::paths_or_tables")]
     pub models: Vec<ModelConfig>,
+    /// When models are loaded.
+    pub load: Load,
+    /// Memory for models that are loaded on demand, in bytes.
+    #[serde(deserialize_with = "choice::bytes")]
+    pub max_memory: Option<u64>,
     /// Model aliases: maps each alias to a model name.
     pub aliases: BTreeMap<String, String>,
     /// Servers that may run models for this process.
@@ -123,6 +128,8 @@ impl Default for Config {
             auth: AuthConfig::default(),
             page: true,
             models: Vec::new(),
+            load: Load::default(),
+            max_memory: None,
             aliases: BTreeMap::new(),
             fleet: FleetConfig::default(),
             s3: S3Config::default(),
@@ -207,6 +214,25 @@ impl Config {
         match positive.iter().find(|(_, value)| *value == 0) {
             Some((name, _)) => Err(Error::config(format!("expected `{name}` above 0, but found 0"))),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses a memory limit that has no effect.
+    pub fn check_load(&self) -> Result<()> {
+        match (self.load, self.max_memory) {
+            (Load::Start, Some(_)) => Err(Error::config(
+                "expected `load = \"on-demand\"` with `max_memory`, since models that are loaded at start stay loaded, but \
+                 found `start`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Memory for models that are loaded on demand, in bytes: as configured, or half of what this process may use.
+    pub fn model_memory(&self) -> Result<u64> {
+        match self.max_memory.or_else(|| Some(self.memory_limit? / 2)) {
+            Some(bytes) => Ok(bytes),
+            None => Ok(memory::total()? / 2),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     error::Result,
     json::Content,
     json_schemas::{Object, OptionalText, OptionalTexts},
-    model::Model,
+    model::{Entry, Model},
     pipeline::embedding::Embeddings,
     task::embedding::EmbeddingParameters,
 };
@@ -185,31 +185,31 @@ async fn embed_with<'a>(
 
 /// List the models, as Ollama does
 pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
-    let model = |model: &Model| ListedModel {
+    let model = |model: &Arc<Entry>| ListedModel {
         details: details(model),
         digest: model.digest.clone(),
         model: model.name.clone(),
         name: model.name.clone(),
-        size: model.manifest.files.iter().map(|file| file.size).sum(),
+        size: model.size(),
     };
-    Json(Tags { models: app.models().map(model).collect() })
+    Json(Tags { models: app.models().iter().map(model).collect() })
 }
 
 /// Describe a model, as Ollama does
 pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<ShowResponse>> {
-    let model = context.model(body.model.as_deref().or(body.name.as_deref())).await?;
-    let family = family(model);
+    let model = context.entry(body.model.as_deref().or(body.name.as_deref())).await?;
+    let family = family(&model);
     let mut info = json!({ "general.architecture": family });
-    info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();
+    info[format!("{family}.context_length")] = model.max_tokens.into();
     let mut capabilities = Vec::new();
-    if let Some(dense) = model.pipeline.embedding().and_then(|pipeline| pipeline.settings().dense.as_ref()) {
+    if let Some(dense) = model.settings().and_then(|own| own.embedding()?.dense.as_ref()) {
         info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");
     }
-    Ok(Json(ShowResponse { capabilities, details: details(model), model_info: info }))
+    Ok(Json(ShowResponse { capabilities, details: details(&model), model_info: info }))
 }
 
-fn details(model: &Model) -> Details {
+fn details(model: &Entry) -> Details {
     let family = family(model);
     Details {
         families: [family.clone()],
@@ -222,7 +222,7 @@ fn details(model: &Model) -> Details {
 }
 
 /// The architecture without its head's suffix, in lower case: `bert` for `BertModel`.
-fn family(model: &Model) -> String {
+fn family(model: &Entry) -> String {
     let name = model.manifest.source.architecture.to_lowercase();
     let end = ["model", "for"].iter().filter_map(|suffix| name.find(suffix)).min();
     end.filter(|end| *end > 0).map_or_else(|| name.clone(), |end| name[..end].to_owned())

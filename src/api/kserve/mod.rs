@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    model::Model,
+    model::Entry,
 };
 
 /// The only version per model: bundles are immutable.
@@ -38,7 +38,7 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    fn find<'a>(&self, app: &'a App) -> Result<&'a Model> {
+    fn find(&self, app: &App) -> Result<Arc<Entry>> {
         let model = app.model(Some(&self.model))?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(model),
@@ -90,8 +90,9 @@ pub(super) async fn server() -> Json<ServerMetadata> {
 }
 
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
-    let entry = |model: &Model| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
-    Json(app.models().map(entry).collect())
+    let entry =
+        |model: &Arc<Entry>| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
+    Json(app.models().iter().map(entry).collect())
 }
 
 pub(super) async fn model_ready(
@@ -107,7 +108,7 @@ pub(super) async fn metadata(
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelMetadata>> {
     let model = path.find(&app)?;
-    let Interface { inputs, outputs, .. } = Interface::of(model);
+    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let (name, versions) = (model.name.clone(), [VERSION]);
     Ok(Json(ModelMetadata { inputs, name, outputs, platform: "kivu", versions }))
 }
@@ -117,7 +118,7 @@ pub(super) async fn config(
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelConfig>> {
     let model = path.find(&app)?;
-    let Interface { inputs, outputs, .. } = Interface::of(model);
+    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let configuration =
         |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
     Ok(Json(ModelConfig {
@@ -145,7 +146,7 @@ pub(super) async fn infer(
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
         request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
     }
-    let interface = Interface::of(model);
+    let interface = Interface::of(&model.manifest);
     let outputs = tensors::run(&context, model, &interface, &request).await?;
     message::respond(&model.name, VERSION, &request, &outputs)
 }

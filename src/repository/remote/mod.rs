@@ -43,6 +43,28 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     Ok(bundle)
 }
 
+/// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted. Each has a tag that changes when a
+/// newer bundle is pushed.
+pub fn list(store: &Store, url: &Url) -> Result<Vec<(Url, String)>> {
+    if is_digest(url.name()) {
+        return Ok(vec![(url.clone(), url.name().to_owned())]);
+    }
+    if let Some((_, object)) = store.read(&url.join(LATEST))? {
+        return Ok(vec![(url.clone(), object.etag)]);
+    }
+    let folder = url.join("");
+    let bundle = |(key, tag): (String, String)| {
+        let name = key.strip_prefix(&folder.key)?.strip_suffix(LATEST)?.strip_suffix('/')?;
+        (!name.is_empty() && !name.contains('/')).then(|| (url.join(name), tag))
+    };
+    let found: Vec<_> = store.list_tags(&folder)?.into_iter().filter_map(bundle).collect();
+    if found.is_empty() {
+        // Fails, with an error that suggests what to do.
+        latest(store, url)?;
+    }
+    Ok(found)
+}
+
 /// Newest digest of the bundle `name`, from the object [`LATEST`].
 fn latest(store: &Store, name: &Url) -> Result<String> {
     let place = name.join(LATEST);

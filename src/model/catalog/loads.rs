@@ -1,0 +1,182 @@
+//! Threads that load models within the memory budget.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Entry, Model, RETRY_INTERVAL, Shared, Slot,
+    budget::{Budget, Reserved},
+    entry::{Failure, Resident},
+};
+use crate::{
+    config::Config,
+    error::{Error, Result},
+    repository::{Bundle, bundle::Home},
+    telemetry,
+};
+
+/// Models that are loaded at once: each load uses two threads, and most functions have two CPUs.
+const THREADS: usize = 2;
+/// How long a load waits for an idle model before it takes the memory of one in use, whose requests end first.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// The longest time between looking for idle models.
+const POLL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct Loads {
+    pub(super) budget: Arc<Budget>,
+    queue: flume::Sender<Arc<Entry>>,
+}
+
+/// A thread's view.
+#[derive(Clone)]
+struct Loader {
+    budget: Arc<Budget>,
+    shared: Arc<Shared>,
+    config: Arc<Config>,
+}
+
+impl Loads {
+    pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+        let budget = Budget::new(config.model_memory()?);
+        let (queue, waiting) = flume::unbounded::<Arc<Entry>>();
+        let loader = Loader { budget: Arc::clone(&budget), shared, config: Arc::new(config.clone()) };
+        for number in 0..THREADS {
+            let (loader, waiting) = (loader.clone(), waiting.clone());
+            thread::Builder::new()
+                .name(format!("load-{number}"))
+                .spawn(move || waiting.iter().for_each(|entry| loader.load(&entry)))
+                .map_err(Error::io("cannot start a thread that loads models"))?;
+        }
+        Ok(Self { budget, queue })
+    }
+
+    /// Begins to load a model unless that has begun. An error if it failed a moment ago.
+    pub(super) fn request(&self, entry: &Arc<Entry>) -> Result<()> {
+        let mut slot = entry.slot_mut();
+        match &*slot {
+            Slot::Loading | Slot::Loaded(_) => return Ok(()),
+            Slot::Failed(failure) if failure.at.elapsed() < RETRY_INTERVAL => return Err(failure.error()),
+            Slot::Failed(_) | Slot::Absent => {}
+        }
+        *slot = Slot::Loading;
+        self.queue
+            .send(Arc::clone(entry))
+            .map_err(|_| Error::model("the threads that load models have stopped"))
+    }
+}
+
+impl Failure {
+    fn new(entry: &Entry, error: &Error) -> Self {
+        let (message, is_temporary) = match error {
+            Error::TooLarge { message } => (message.clone(), false),
+            _ => (
+                format!("`{}` cannot be loaded at the moment; the server's log has the cause", entry.name),
+                true,
+            ),
+        };
+        Self { at: Instant::now(), message, is_temporary }
+    }
+
+    fn error(&self) -> Error {
+        match self.is_temporary {
+            true => Error::unavailable(self.message.clone()),
+            false => Error::config(self.message.clone()),
+        }
+    }
+}
+
+impl Loader {
+    fn load(&self, entry: &Arc<Entry>) {
+        let started = Instant::now();
+        let loaded = catch_unwind(AssertUnwindSafe(|| self.open(entry)));
+        let loaded = loaded.unwrap_or_else(|_| Err(Error::model("loading the model panicked")));
+        let slot = match loaded {
+            Ok(Some(resident)) => {
+                telemetry::record_load(started.elapsed());
+                tracing::info!(model = entry.name, ms = started.elapsed().as_millis() as u64, "loaded");
+                Slot::Loaded(Arc::new(resident))
+            }
+            Ok(None) => Slot::Absent,
+            Err(error) => {
+                telemetry::record_failed_load();
+                tracing::error!(model = entry.name, error = error.chain(), "cannot load");
+                Slot::Failed(Failure::new(entry, &error))
+            }
+        };
+        entry.set(slot);
+        if !self.shared.has(entry) {
+            entry.unload();
+        }
+    }
+
+    /// Opens a model; `None` if its bundle was replaced, so that the list of models is out of date.
+    fn open(&self, entry: &Arc<Entry>) -> Result<Option<Resident>> {
+        let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
+        let mut memory = self.reserve(entry)?;
+        if let Home::Folder(folder) = listed.bundle.home() {
+            // Bundles in folders are replaced in place.
+            let bundle = Bundle::open(folder)?;
+            if bundle.digest() != entry.digest {
+                return Ok(None);
+            }
+            listed.bundle = bundle;
+        }
+        let model = Model::open(&listed, &self.config)?;
+        memory.correct(estimate(entry));
+        Ok(Some(Resident::new(model, Some(memory))))
+    }
+
+    /// Waits for memory; idle models leave for it.
+    fn reserve(&self, entry: &Entry) -> Result<Reserved> {
+        let (bytes, max) = (estimate(entry), self.budget.max());
+        if bytes > max {
+            return Err(Error::too_large(format!(
+                "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB; raise `max_memory`",
+                entry.name,
+                max / 1_000_000,
+                bytes.div_ceil(1_000_000)
+            )));
+        }
+        let started = Instant::now();
+        loop {
+            if let Some(reserved) = self.budget.reserve(bytes) {
+                return Ok(reserved);
+            }
+            if !self.evict(started.elapsed() > IDLE_TIME) {
+                self.budget.wait(POLL);
+            }
+        }
+    }
+
+    /// Lets the least recently used model leave: an idle one, or any one if `may_be_busy`.
+    fn evict(&self, may_be_busy: bool) -> bool {
+        let entries = self.shared.entries();
+        let idle = entries.iter().filter(|entry| entry.is_idle()).min_by_key(|entry| entry.rank());
+        if let Some(entry) = idle {
+            let left = entry.unload_idle();
+            if left {
+                telemetry::record_unload();
+            }
+            return left;
+        }
+        if !may_be_busy {
+            return false;
+        }
+        let busy = entries.iter().filter(|entry| entry.memory().is_some()).min_by_key(|entry| entry.rank());
+        let left = busy.is_some_and(|entry| entry.unload());
+        if left {
+            telemetry::record_unload();
+        }
+        left
+    }
+}
+
+/// A loaded model's memory in bytes.
+fn estimate(entry: &Entry) -> u64 {
+    entry.size()
+}
