@@ -8,7 +8,9 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{auth::Guard, body_memory::BodyMemory, files::Files, rejection::Rejection};
+use super::{
+    auth::Guard, body_memory::BodyMemory, files::Files, ollama::pull::FetchModel, rejection::Rejection,
+};
 use crate::{
     config::Limits,
     error::{Error, Result},
@@ -38,6 +40,10 @@ pub struct App {
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
+    /// Fetches models for `/api/pull`, if this server may.
+    pub(super) fetcher: Option<Arc<dyn FetchModel>>,
+    /// One permit, since a fetch may use all processors.
+    pub(super) pulls: Arc<Semaphore>,
     /// Uploaded files and batches, if they are turned on.
     pub(super) files: Option<Arc<Files>>,
     /// The OpenAPI document, written when it is first requested.
@@ -62,6 +68,8 @@ impl App {
             guard: Guard::default(),
             prometheus: None,
             has_page: true,
+            fetcher: None,
+            pulls: Arc::new(Semaphore::new(1)),
             files: None,
             document: OnceLock::new(),
         }
@@ -79,6 +87,12 @@ impl App {
         Self { files, ..self }
     }
 
+    /// Fetches models with `fetcher` when `/api/pull` asks for them.
+    #[must_use]
+    pub fn with_fetcher(self, fetcher: Arc<dyn FetchModel>) -> Self {
+        Self { fetcher: Some(fetcher), ..self }
+    }
+
     /// Serves metrics at `/metrics`.
     #[must_use]
     pub fn with_metrics(self, prometheus: Prometheus) -> Self {
@@ -93,11 +107,7 @@ impl App {
 
     /// Models that the current request's caller may use.
     pub(super) fn models(&self) -> Vec<Arc<Entry>> {
-        let is_allowed = |name: &String| {
-            let is_listed = |allowed: &Vec<String>| allowed.is_empty() || allowed.contains(name);
-            ALLOWED_MODELS.try_with(is_listed).unwrap_or(true)
-        };
-        self.catalog.entries().iter().filter(|entry| is_allowed(&entry.name)).cloned().collect()
+        self.catalog.entries().iter().filter(|entry| caller_may_use(&entry.name)).cloned().collect()
     }
 
     /// Looks up a model by name; `None` selects the first one.
@@ -126,6 +136,12 @@ impl App {
         }
         Err(Rejection::new(StatusCode::NOT_FOUND, format!("no route `{path}`: `page` is off")))
     }
+}
+
+/// Whether the current request's caller may use the model with this name.
+pub(super) fn caller_may_use(name: &str) -> bool {
+    let is_listed = |allowed: &Vec<String>| allowed.is_empty() || allowed.iter().any(|one| one == name);
+    ALLOWED_MODELS.try_with(is_listed).unwrap_or(true)
 }
 
 /// Looks up a model by name or alias, with the prompt after its name. Ollama clients add `:latest` to names.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     json_schemas::Object,
-    model::Entry,
+    model::{Entry, ModelState},
     pipeline::{Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions},
     repository::{
         TaskSettings,
@@ -36,7 +36,34 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
             "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    Ok(prometheus.page().into_response())
+    Ok((prometheus.page() + &model_metrics(&app)).into_response())
+}
+
+/// The models' states in Prometheus' format. They are read when they are needed, so that removed models have none.
+fn model_metrics(app: &App) -> String {
+    let models = app.models();
+    let mut page = String::new();
+    let mut gauge = |name: &str, value: &dyn Fn(&Entry) -> Option<String>| {
+        page.push_str(&format!("# TYPE {name} gauge\n"));
+        for model in models.iter() {
+            let label = model.name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+            let line = value(model).map(|value| format!("{name}{{model=\"{label}\"}} {value}\n"));
+            page.push_str(&line.unwrap_or_default());
+        }
+        page.push('\n');
+    };
+    gauge("kivu_model_loaded", &|model| Some(u8::from(model.state() == ModelState::Loaded).to_string()));
+    gauge("kivu_model_memory_bytes", &|model| Some(model.memory().unwrap_or(0).to_string()));
+    gauge("kivu_model_loads", &|model| Some(model.loads().to_string()));
+    gauge("kivu_model_last_use_timestamp_seconds", &|model| {
+        model.last_use().map(|time| time.as_secs_f64().to_string())
+    });
+    if let Some((limit, used)) = app.catalog.budget() {
+        for (name, value) in [("kivu_models_memory_limit_bytes", limit), ("kivu_models_memory_bytes", used)] {
+            page.push_str(&format!("# TYPE {name} gauge\n{name} {value}\n\n"));
+        }
+    }
+    page
 }
 
 /// The first model and its limits, in the fields that TEI and others use.
@@ -155,6 +182,9 @@ fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Models {
     limits: RequestLimits,
+    /// Memory for models that are loaded on demand; absent if all are loaded at start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<ModelMemory>,
     models: Vec<ModelDescription>,
     version: &'static str,
 }
@@ -166,6 +196,14 @@ struct RequestLimits {
     body_bytes: usize,
     /// Maximum texts per request.
     texts: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ModelMemory {
+    /// In bytes.
+    limit: u64,
+    /// In bytes.
+    used: u64,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -207,7 +245,8 @@ struct Languages {
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let limits = RequestLimits { body_bytes: app.limits.body_bytes, texts: app.limits.texts };
     let models = app.models().iter().map(describe).collect();
-    Json(Models { limits, models, version: env!("CARGO_PKG_VERSION") })
+    let memory = app.catalog.budget().map(|(limit, used)| ModelMemory { limit, used });
+    Json(Models { limits, memory, models, version: env!("CARGO_PKG_VERSION") })
 }
 
 fn describe(model: &Arc<Entry>) -> ModelDescription {

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    model::Entry,
+    model::{Entry, ModelState},
 };
 
 /// The only version per model: bundles are immutable.
@@ -61,6 +61,10 @@ pub(super) struct ServerMetadata {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct IndexEntry {
     name: String,
+    /// Why the model is not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    /// `READY`, `LOADING` or `UNAVAILABLE`.
     state: &'static str,
     version: &'static str,
 }
@@ -90,8 +94,17 @@ pub(super) async fn server() -> Json<ServerMetadata> {
 }
 
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
-    let entry =
-        |model: &Arc<Entry>| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
+    let entry = |model: &Arc<Entry>| {
+        let (state, reason) = match model.state() {
+            ModelState::Loaded => ("READY", None),
+            ModelState::Loading => ("LOADING", None),
+            ModelState::Available => ("UNAVAILABLE", Some("the first request loads it")),
+            ModelState::Failed => {
+                ("UNAVAILABLE", Some("it could not be loaded; the server's log has the cause"))
+            }
+        };
+        IndexEntry { name: model.name.clone(), reason, state, version: VERSION }
+    };
     Json(app.models().iter().map(entry).collect())
 }
 
@@ -99,7 +112,44 @@ pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<StatusCode> {
-    path.find(&app)?;
+    // Other models are loaded by the request for which the client checks this.
+    let model = path.find(&app)?;
+    match model.state() {
+        ModelState::Failed => {
+            Err(Error::unavailable(format!("`{}` could not be loaded; try again in a moment", model.name))
+                .into())
+        }
+        _ => Ok(StatusCode::OK),
+    }
+}
+
+/// Load a model
+pub(super) async fn load(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+    request: Request,
+) -> Reply<StatusCode> {
+    let ReadBody { deadline, memory, .. } = body::read(&app, request).await?;
+    let context = Context::new(&app, deadline, Instant::now(), memory);
+    context.model(Some(&path.model)).await?;
+    Ok(StatusCode::OK)
+}
+
+/// Take a model out of memory
+pub(super) async fn unload(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+) -> Reply<StatusCode> {
+    let model = path.find(&app)?;
+    if !app.catalog.is_on_demand() {
+        return Err(Error::invalid(format!(
+            "expected a model that is loaded on demand, but `{}` is always loaded; start the server with \
+             `load = \"on-demand\"`",
+            model.name
+        ))
+        .into());
+    }
+    app.catalog.unload(&model);
     Ok(StatusCode::OK)
 }
 

@@ -43,6 +43,8 @@ pub struct Entry {
     slot: RwLock<Slot>,
     /// Woken when the slot changes.
     pub(super) changed: Notify,
+    /// How often the model was loaded.
+    loads: AtomicU64,
     /// Milliseconds since 1970; 0 before the first use.
     last_use: AtomicU64,
     /// How long the model stays after its last use: milliseconds, or one of the constants.
@@ -86,8 +88,7 @@ pub struct ModelLease {
     resident: Arc<Resident>,
     /// Told when the model is idle.
     budget: Option<Arc<Budget>>,
-    /// Set if the model leaves as soon as nothing uses it.
-    leaves: Option<Arc<Entry>>,
+    entry: Arc<Entry>,
 }
 
 /// Whether a model is loaded.
@@ -149,6 +150,7 @@ impl Entry {
             listed,
             slot: RwLock::new(slot),
             changed: Notify::new(),
+            loads: AtomicU64::new(0),
             last_use: AtomicU64::new(0),
             keep_ms: AtomicI64::new(BY_DEFAULT),
             directions: OnceLock::new(),
@@ -196,6 +198,11 @@ impl Entry {
         }
     }
 
+    /// How often the model was loaded on demand.
+    pub fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
+    }
+
     /// Total file size in bytes.
     pub fn size(&self) -> u64 {
         self.manifest.files.iter().map(|file| file.size).sum()
@@ -232,35 +239,39 @@ impl Entry {
         resident.users.fetch_add(1, Ordering::AcqRel);
         resident.has_been_used.store(1, Ordering::Relaxed);
         self.last_use.store(now_ms(), Ordering::Relaxed);
-        let leaves = (self.keep_ms.load(Ordering::Relaxed) == 0).then(|| Arc::clone(self));
-        Some(ModelLease { resident: Arc::clone(resident), budget: budget.cloned(), leaves })
+        let (resident, budget, entry) = (Arc::clone(resident), budget.cloned(), Arc::clone(self));
+        Some(ModelLease { resident, budget, entry })
     }
 
     /// Takes the model out of memory once no request uses it; requests from now on load it again.
     pub(super) fn unload(&self) -> bool {
+        self.unload_if(|_| true)
+    }
+
+    /// Takes the model out of memory if nothing uses it.
+    pub(super) fn unload_idle(&self) -> bool {
+        self.unload_if(Resident::is_idle)
+    }
+
+    fn unload_if(&self, may_leave: impl Fn(&Resident) -> bool) -> bool {
         let taken = {
             let mut slot = self.slot_mut();
             match &*slot {
-                Slot::Loaded(_) => std::mem::replace(&mut *slot, Slot::Absent),
+                Slot::Loaded(resident) if may_leave(resident) => std::mem::replace(&mut *slot, Slot::Absent),
                 _ => return false,
             }
         };
+        self.keep_ms.store(BY_DEFAULT, Ordering::Relaxed);
         drop(taken);
         self.changed.notify_waiters();
         true
     }
 
-    /// Takes the model out of memory if nothing uses it.
-    pub(super) fn unload_idle(&self) -> bool {
-        let taken = {
-            let mut slot = self.slot_mut();
-            match &*slot {
-                Slot::Loaded(resident) if resident.is_idle() => std::mem::replace(&mut *slot, Slot::Absent),
-                _ => return false,
-            }
-        };
-        drop(taken);
-        true
+    /// Takes the model out of memory if it is not to stay after its requests.
+    fn leave_if_due(&self) {
+        if self.keep_ms.load(Ordering::Relaxed) == 0 {
+            self.unload_idle();
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -280,6 +291,9 @@ impl Entry {
     }
 
     pub(super) fn set(&self, slot: Slot) {
+        if matches!(slot, Slot::Loaded(_)) {
+            self.loads.fetch_add(1, Ordering::Relaxed);
+        }
         *self.slot_mut() = slot;
         self.changed.notify_waiters();
     }
@@ -324,8 +338,8 @@ impl ModelLease {
 impl Clone for ModelLease {
     fn clone(&self) -> Self {
         self.resident.users.fetch_add(1, Ordering::AcqRel);
-        let Self { resident, budget, leaves } = self;
-        Self { resident: Arc::clone(resident), budget: budget.clone(), leaves: leaves.clone() }
+        let Self { resident, budget, entry } = self;
+        Self { resident: Arc::clone(resident), budget: budget.clone(), entry: Arc::clone(entry) }
     }
 }
 
@@ -334,10 +348,8 @@ impl Drop for ModelLease {
         if self.resident.users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        if let Some(entry) = &self.leaves {
-            entry.unload_idle();
-        }
         if let Some(budget) = &self.budget {
+            self.entry.leave_if_due();
             budget.wake();
         }
     }

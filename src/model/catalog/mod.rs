@@ -11,6 +11,7 @@ mod refresh;
 use std::{
     path::PathBuf,
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 pub use self::entry::{Entry, ModelLease, ModelState};
@@ -107,6 +108,14 @@ impl Catalog {
     /// Takes a model out of memory once no request uses it; `false` if it is not loaded, or always loaded.
     pub fn unload(&self, entry: &Entry) -> bool {
         self.is_on_demand() && entry.unload()
+    }
+
+    /// Sets how long a model stays loaded after its last use; `None` for as long as possible. Has no effect on models
+    /// that are always loaded.
+    pub fn keep(&self, name: &str, time: Option<Duration>) {
+        let entries = self.entries();
+        let entry = entries.iter().find(|entry| entry.name == name).filter(|_| self.is_on_demand());
+        entry.into_iter().for_each(|entry| entry.keep_for(time));
     }
 
     /// Reads the models again, unless that was done a moment ago, and waits for it until the deadline.
