@@ -15,6 +15,7 @@ use tokio::{net::TcpListener, runtime::Builder};
 
 use super::{
     connections, example,
+    fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
     named::{BuildArguments, find_all, resolve_all},
     terminal::print,
@@ -119,6 +120,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let prometheus = Prometheus::install()?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
+    let fetcher = Fetcher { config: config.clone(), options: options.clone() };
     let mut early_signals = None;
     if !find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
@@ -155,7 +157,10 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     });
     let runner = runner.transpose()?;
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
-    let app = app.with_guard(guard).with_metrics(prometheus).with_files(files);
+    let mut app = app.with_guard(guard).with_metrics(prometheus).with_files(files);
+    if !fetcher.config.hub.offline {
+        app = app.with_fetcher(Arc::new(fetcher));
+    }
     let router = router(app.with_page(config.page));
     let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
     runner.into_iter().for_each(BatchRunner::stop);

@@ -2,7 +2,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -13,8 +16,10 @@ use super::{
     entry::{Failure, Resident},
 };
 use crate::{
-    config::Config,
+    backend::Engine,
+    config::{Config, resident_memory},
     error::{Error, Result},
+    model::load::engine,
     repository::{Bundle, bundle::Home},
     telemetry,
 };
@@ -38,13 +43,23 @@ struct Loader {
     budget: Arc<Budget>,
     shared: Arc<Shared>,
     config: Arc<Config>,
+    /// Loads in progress.
+    running: Arc<AtomicUsize>,
+    /// All loads so far.
+    begun: Arc<AtomicUsize>,
 }
 
 impl Loads {
     pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
         let budget = Budget::new(config.model_memory()?);
         let (queue, waiting) = flume::unbounded::<Arc<Entry>>();
-        let loader = Loader { budget: Arc::clone(&budget), shared, config: Arc::new(config.clone()) };
+        let loader = Loader {
+            budget: Arc::clone(&budget),
+            shared,
+            config: Arc::new(config.clone()),
+            running: Arc::default(),
+            begun: Arc::default(),
+        };
         for number in 0..THREADS {
             let (loader, waiting) = (loader.clone(), waiting.clone());
             thread::Builder::new()
@@ -126,9 +141,25 @@ impl Loader {
             }
             listed.bundle = bundle;
         }
-        let model = Model::open(&listed, &self.config)?;
-        memory.correct(estimate(entry));
+        let (model, found) = self.measured(|| Model::open(&listed, &self.config))?;
+        // ONNX Runtime packs weights, which takes more memory than the files have bytes.
+        let is_packed = engine(&self.config, &entry.manifest) == Engine::Onnx;
+        if let Some(found) = found.filter(|found| is_packed && *found > memory.bytes) {
+            memory.correct(found);
+        }
         Ok(Some(Resident::new(model, Some(memory))))
+    }
+
+    /// Runs a load, and returns by how much it has increased this process's memory; `None` if other loads ran meanwhile.
+    fn measured<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<(T, Option<u64>)> {
+        let is_alone = self.running.fetch_add(1, Ordering::SeqCst) == 0;
+        let (number, before) = (self.begun.fetch_add(1, Ordering::SeqCst) + 1, resident_memory());
+        let outcome = load();
+        let after = resident_memory();
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        let is_alone = is_alone && self.begun.load(Ordering::SeqCst) == number;
+        let found = before.ok().zip(after.ok()).map(|(before, after)| after.saturating_sub(before));
+        Ok((outcome?, found.filter(|_| is_alone)))
     }
 
     /// Waits for memory; idle models leave for it.
@@ -176,7 +207,7 @@ impl Loader {
     }
 }
 
-/// A loaded model's memory in bytes.
+/// A loaded model's memory in bytes, before it is measured: its files', whether they are mapped or read.
 fn estimate(entry: &Entry) -> u64 {
     entry.size()
 }
