@@ -329,6 +329,25 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_a_number_of_bytes() {
+        let memory = |value: &str| {
+            let config = load("load = 'on-demand'", &[("KIVU_MAX_MEMORY", value)]);
+            config.map(|config| config.model_memory().unwrap()).ok()
+        };
+        assert_eq!(memory("2GB"), Some(2_000_000_000));
+        assert_eq!(memory("1.5 GiB"), Some(3 << 29));
+        assert_eq!(memory("500mb"), Some(500_000_000));
+        assert_eq!(memory("123456"), Some(123_456));
+        assert_eq!(load("max_memory = 1000", &[]).unwrap().max_memory, Some(1000));
+        for wrong in ["0", "-1GB", "GB", "2XB", "1e999", "nan", "2 GB of memory"] {
+            assert_eq!(memory(wrong), None, "{wrong}");
+        }
+        let half = Config { memory_limit: Some(4000), ..Config::default() };
+        assert_eq!(half.model_memory().unwrap(), 2000);
+        assert!(Config::default().model_memory().unwrap() > 1 << 20, "half of the machine's memory");
+    }
+
+    #[test]
     fn empty_variables_are_ignored() {
         let names =
             ["MODELS", "LISTEN", "LIMITS__TEXTS", "CACHE", "PREFIX", "FLEET__URLS", "AUTH__MODE", "CONFIG"];
@@ -370,6 +389,7 @@ mod tests {
             "BATCH__MARGIN_MS",
             "ALIASES",
             "BATCH__RULES",
+            "MAX_MEMORY",
         ];
         let errors: Vec<_> = keys.iter().map(|key| refused(&format!("KIVU_{key}"), "x y")).collect();
         insta::assert_snapshot!(errors.join("\n"), @r#"
@@ -391,7 +411,9 @@ mod tests {
         `KIVU_BATCH__MARGIN_MS`: invalid type: string "x y", expected an integer
         `KIVU_ALIASES`: invalid type: string "x y", expected a map
         `KIVU_BATCH__RULES`: invalid type: string "x y", expected a sequence
+        `KIVU_MAX_MEMORY`: expected a number of bytes above 0 such as `2GB`, but found `x y`
         "#);
+        insta::assert_snapshot!(refused("KIVU_LOAD", "later"), @"`KIVU_LOAD`: expected `start`, `on-demand`, but found `later`");
         let table =
             |text: &str| load(text, &[]).unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
         insta::assert_snapshot!(table("models = [{ path = 'a', polcy = 'auto' }]"), @"unknown field `polcy`, expected one of `name`, `path`, `policy`, `remote`, `urls`, `version`");

@@ -15,7 +15,7 @@ pub use self::{
     settings::{FleetSettings, ModelSettings},
 };
 use self::{
-    listing::{Bundles, Listed},
+    listing::{Bundles, Listed, none_found},
     load::{Loaded, Placement, engine, load},
     memory::LongestText,
 };
@@ -55,6 +55,9 @@ impl Model {
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         native::use_instructions(config.instructions)?;
         let listed = Bundles::new(config).list(config, &mut Err)?;
+        if listed.is_empty() {
+            return Err(none_found());
+        }
         let mut shared: Vec<(Placement, Loaded)> = Vec::new();
         let mut models: Vec<Self> = Vec::new();
         for one in &listed {

@@ -124,7 +124,9 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
             )));
         }
         _ => {
-            return Err(Error::config(format!("expected status 200 from `{url}/models`, but found {status}")));
+            return Err(Error::config(format!(
+                "expected status 200 from `{url}/models`, but found {status}"
+            )));
         }
     }
     let response: Response = serde_json::from_slice(&bytes).map_err(|error| {

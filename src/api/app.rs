@@ -12,6 +12,7 @@ use super::{
     auth::Guard, body_memory::BodyMemory, files::Files, ollama::pull::FetchModel, rejection::Rejection,
 };
 use crate::{
+    backend::Deadline,
     config::Limits,
     error::{Error, Result},
     model::{Catalog, Entry, Model},
@@ -116,6 +117,17 @@ impl App {
         let Some(name) = name else { return models.first().cloned().ok_or(Error::NoModel) };
         let found = find(&models, name).map(|(model, _)| Arc::clone(model));
         found.ok_or_else(|| unknown(name, &models))
+    }
+
+    /// Looks up a model by name. New models are looked for before a name is unknown.
+    pub(super) async fn entry(&self, name: Option<&str>, deadline: Deadline) -> Result<Arc<Entry>> {
+        match self.model(name) {
+            Err(Error::UnknownModel { .. }) if self.catalog.is_on_demand() => {
+                self.catalog.refresh(deadline).await;
+                self.model(name)
+            }
+            found => found,
+        }
     }
 
     /// The prompt in an embedding model's name, as in `minilm:query`: for clients that cannot send it otherwise.

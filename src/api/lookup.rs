@@ -41,13 +41,7 @@ impl Context {
 
     /// Looks up a model without loading it. New models are looked for before a name is unknown.
     pub(super) async fn entry(&self, name: Option<&str>) -> Result<Arc<Entry>> {
-        match self.app.model(name) {
-            Err(Error::UnknownModel { .. }) if self.app.catalog.is_on_demand() => {
-                self.app.catalog.refresh(self.deadline).await;
-                self.app.model(name)
-            }
-            found => found,
-        }
+        self.app.entry(name, self.deadline).await
     }
 
     /// Looks up a model, which must be for `task`; without a name, the first one that does what is needed.

@@ -245,6 +245,6 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     InPath(name): InPath<String>,
 ) -> Reply<Json<ModelEntry>> {
-    app.model(Some(&name))?;
+    app.entry(Some(&name), Deadline::within(app.limits.timeout())).await?;
     Ok(Json(ModelEntry::new(&name)))
 }

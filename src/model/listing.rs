@@ -68,12 +68,6 @@ impl Bundles {
                 }
             }
         }
-        if listed.is_empty() {
-            on_error(Error::config(
-                "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face \
-                 hub, or set `models` in `kivu.toml`",
-            ))?;
-        }
         if let Err(error) = check_aliases(&listed, config) {
             on_error(error)?;
         }
@@ -142,6 +136,14 @@ impl Bundles {
         opened.sort_by_key(|(index, _)| *index);
         opened.into_iter().map(|(_, bundle)| bundle).collect()
     }
+}
+
+/// The error for a configuration without models.
+pub(super) fn none_found() -> Error {
+    Error::config(
+        "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face hub, or \
+         set `models` in `kivu.toml`",
+    )
 }
 
 /// The bundles in a local folder, or the folder itself, with tags.

@@ -26,12 +26,12 @@ use crate::{
     models::{build_request, fixtures, request, runtime},
 };
 
-/// A folder of bundles, which are copies of two models with different dimensions.
+/// A folder of bundles, which are copies of two models.
 struct Folder {
     _built: tempfile::TempDir,
     bundles: tempfile::TempDir,
-    wide: Bundle,
-    narrow: Bundle,
+    bundle: Bundle,
+    other: Bundle,
 }
 
 impl Folder {
@@ -43,9 +43,9 @@ impl Folder {
             let request = request(source, built.path().join(name), Some(Precision::Fp32));
             Some(build_request(&request, runtime()?).unwrap())
         };
-        let (wide, narrow) = (build("tiny-static")?, build("tiny-model2vec")?);
-        let folder = Self { _built: built, bundles, wide, narrow };
-        names.iter().for_each(|name| folder.add(name, &folder.wide));
+        let (bundle, other) = (build("tiny-static")?, build("tiny-model2vec")?);
+        let folder = Self { _built: built, bundles, bundle, other };
+        names.iter().for_each(|name| folder.add(name, &folder.bundle));
         Some(folder)
     }
 
@@ -73,7 +73,7 @@ impl Folder {
     /// Memory for this many models.
     fn memory_for(&self, count: u64) -> u64 {
         let size = |bundle: &Bundle| bundle.manifest().files.iter().map(|file| file.size).sum::<u64>();
-        size(&self.wide).max(size(&self.narrow)) * count
+        size(&self.bundle).max(size(&self.other)) * count
     }
 
     fn config(&self, max_memory: u64) -> Config {
@@ -134,10 +134,10 @@ impl Server {
         }
     }
 
-    async fn dimensions(&self, model: &str) -> usize {
+    async fn vector(&self, model: &str) -> Value {
         let (status, vector) = self.embed(model).await;
         assert_eq!(status, 200, "{vector}");
-        vector.as_array().unwrap().len()
+        vector
     }
 
     fn entry(&self, name: &str) -> Arc<Entry> {
@@ -191,12 +191,12 @@ async fn the_least_recently_used_model_leaves() {
     let Some(folder) = Folder::new(&["a", "b", "c"]) else { return };
     let server = folder.serve(folder.memory_for(2));
     for model in ["a", "b"] {
-        server.dimensions(model).await;
+        server.vector(model).await;
         // Last uses are counted in milliseconds.
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    server.dimensions("a").await;
-    server.dimensions("c").await;
+    server.vector("a").await;
+    server.vector("c").await;
     assert_eq!(server.loaded(), ["a", "c"]);
     let (limit, used) = server.catalog.budget().unwrap();
     assert!(used <= limit, "{used} of {limit}");
@@ -226,7 +226,7 @@ async fn requests_keep_the_model_that_they_use() {
 async fn a_model_that_cannot_be_loaded_fails_alone_and_recovers() {
     let Some(folder) = Folder::new(&["a", "b"]) else { return };
     let server = folder.serve(folder.memory_for(2));
-    let weights = folder.wide.manifest().files.iter().map(|file| &file.name);
+    let weights = folder.bundle.manifest().files.iter().map(|file| &file.name);
     let weights = folder.path("a").join(weights.max_by_key(|name| name.contains("weights")).unwrap());
     let intact = fs::read(&weights).unwrap();
     fs::write(&weights, &intact[1..]).unwrap();
@@ -237,7 +237,7 @@ async fn a_model_that_cannot_be_loaded_fails_alone_and_recovers() {
     }
     assert_eq!(server.get("/v2/models/a/ready").await.0, 503);
     assert_eq!(server.get("/models").await.1["models"][0]["state"], "failed");
-    server.dimensions("b").await;
+    server.vector("b").await;
     fs::write(&weights, intact).unwrap();
     until(async || (server.embed("a").await.0 == 200).then_some(())).await;
     assert_eq!(server.catalog.budget().unwrap().1, folder.memory_for(1).min(server.entry("a").size()) * 2);
@@ -247,16 +247,15 @@ async fn a_model_that_cannot_be_loaded_fails_alone_and_recovers() {
 async fn changed_bundles_are_served_without_a_restart_and_never_half() {
     let Some(folder) = Folder::new(&["a", "b"]) else { return };
     let server = folder.serve(folder.memory_for(2));
-    let wide = server.dimensions("a").await;
-    folder.add("a", &folder.narrow);
-    let narrow = until(async || {
-        let found = server.dimensions("a").await;
-        assert!(found == wide || server.entry("a").digest != folder.wide.digest());
+    let first = server.vector("a").await;
+    folder.add("a", &folder.other);
+    let second = until(async || {
         server.catalog.tend();
-        (found != wide).then_some(found)
+        let found = server.vector("a").await;
+        (found != first).then_some(found)
     })
     .await;
-    folder.add("new", &folder.wide);
+    folder.add("new", &folder.bundle);
     // An unknown name is looked for at once.
     until(async || (server.embed("new").await.0 == 200).then_some(())).await;
     folder.remove("b");
@@ -267,21 +266,21 @@ async fn changed_bundles_are_served_without_a_restart_and_never_half() {
     })
     .await;
     assert_eq!((status, message), (404, json!("unknown model `b`; known models: `a`, `new`")));
-    assert_eq!((server.dimensions("a").await, server.dimensions("new").await), (narrow, wide));
+    assert_eq!((server.vector("a").await, server.vector("new").await), (second, first));
 }
 
 #[tokio::test]
 async fn a_model_that_was_written_to_is_loaded_again() {
     let Some(folder) = Folder::new(&["a"]) else { return };
     let server = folder.serve(folder.memory_for(1));
-    server.dimensions("a").await;
-    for file in &folder.wide.manifest().files {
+    server.vector("a").await;
+    for file in &folder.bundle.manifest().files {
         let path = folder.path("a").join(&file.name);
         fs::write(&path, fs::read(&path).unwrap()).unwrap();
     }
     server.catalog.tend();
     assert_eq!(server.loaded(), [""; 0]);
-    server.dimensions("a").await;
+    server.vector("a").await;
     assert_eq!(server.loads("a"), 2);
 }
 
@@ -385,7 +384,7 @@ async fn ollama_clients_pull_models_with_their_progress() {
     let Some(folder) = Folder::new(&["a"]) else { return };
     let place = tempfile::tempdir().unwrap();
     let catalog = Arc::new(Catalog::open(&folder.config(folder.memory_for(2))).unwrap());
-    let fetcher = Fetcher { bundle: folder.wide.clone(), folder: place.path().to_owned() };
+    let fetcher = Fetcher { bundle: folder.bundle.clone(), folder: place.path().to_owned() };
     let app = App::of_catalog(Arc::clone(&catalog), Limits::default()).with_fetcher(Arc::new(fetcher));
     let server = Server { catalog, router: router(app) };
     let pull = async |name: &str| {
@@ -398,7 +397,7 @@ async fn ollama_clients_pull_models_with_their_progress() {
     {"status":"pulling model.safetensors","digest":"model.safetensors","total":10,"completed":5}
     {"status":"success"}
     "#);
-    server.dimensions("org/new").await;
+    server.vector("org/new").await;
     insta::assert_snapshot!(pull("org/new").await, @r#"{"status":"success"}"#);
     insta::assert_snapshot!(pull("org/broken").await, @r#"{"error":"expected a model, but found none"}"#);
     let body = json!({ "model": "org/broken", "stream": false });
@@ -414,18 +413,17 @@ async fn many_models_share_little_memory_without_mixing_up_requests() {
     let names: Vec<String> = (0..12).map(|number| format!("m{number}")).collect();
     let Some(folder) = Folder::new(&[]) else { return };
     for (number, name) in names.iter().enumerate() {
-        folder.add(name, if number % 2 == 0 { &folder.wide } else { &folder.narrow });
+        folder.add(name, if number % 2 == 0 { &folder.bundle } else { &folder.other });
     }
     let (server, limit) = (folder.serve(folder.memory_for(3)), folder.memory_for(3));
-    let (wide, narrow) = (server.dimensions("m0").await, server.dimensions("m1").await);
-    assert_ne!(wide, narrow);
+    let expected = [server.vector("m0").await, server.vector("m1").await];
+    assert_ne!(expected[0], expected[1]);
     let clients = (0..4_usize).map(|client| {
-        let (server, names) = (server.clone(), names.clone());
+        let (server, names, expected) = (server.clone(), names.clone(), expected.clone());
         tokio::spawn(async move {
             for turn in 0..60 {
                 let number = (turn * (2 * client + 3) + client) % names.len();
-                let found = server.dimensions(&names[number]).await;
-                assert_eq!(found, if number % 2 == 0 { wide } else { narrow });
+                assert_eq!(server.vector(&names[number]).await, expected[number % 2]);
                 assert!(server.catalog.budget().unwrap().1 <= limit);
             }
         })

@@ -24,6 +24,7 @@ use super::{
     request::{Context, InPath},
 };
 use crate::{
+    backend::Deadline,
     error::{Error, Result},
     model::{Entry, ModelState},
 };
@@ -38,8 +39,8 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    fn find(&self, app: &App) -> Result<Arc<Entry>> {
-        let model = app.model(Some(&self.model))?;
+    async fn find(&self, app: &App) -> Result<Arc<Entry>> {
+        let model = app.entry(Some(&self.model), Deadline::within(app.limits.timeout())).await?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(model),
             Some(version) => Err(Error::invalid(format!(
@@ -113,7 +114,7 @@ pub(super) async fn model_ready(
     InPath(path): InPath<ModelPath>,
 ) -> Reply<StatusCode> {
     // Other models are loaded by the request for which the client checks this.
-    let model = path.find(&app)?;
+    let model = path.find(&app).await?;
     match model.state() {
         ModelState::Failed => {
             Err(Error::unavailable(format!("`{}` could not be loaded; try again in a moment", model.name))
@@ -140,7 +141,7 @@ pub(super) async fn unload(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<StatusCode> {
-    let model = path.find(&app)?;
+    let model = path.find(&app).await?;
     if !app.catalog.is_on_demand() {
         return Err(Error::invalid(format!(
             "expected a model that is loaded on demand, but `{}` is always loaded; start the server with \
@@ -157,7 +158,7 @@ pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelMetadata>> {
-    let model = path.find(&app)?;
+    let model = path.find(&app).await?;
     let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let (name, versions) = (model.name.clone(), [VERSION]);
     Ok(Json(ModelMetadata { inputs, name, outputs, platform: "kivu", versions }))
@@ -167,7 +168,7 @@ pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelConfig>> {
-    let model = path.find(&app)?;
+    let model = path.find(&app).await?;
     let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let configuration =
         |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
@@ -186,7 +187,7 @@ pub(super) async fn infer(
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply {
-    path.find(&app)?;
+    path.find(&app).await?;
     let ReadBody { headers, bytes, deadline, memory } = body::read(&app, request).await?;
     let size = bytes.len();
     let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));

@@ -173,37 +173,48 @@ impl Loader {
                 bytes.div_ceil(1_000_000)
             )));
         }
-        let started = Instant::now();
+        // When models in use were last told to leave.
+        let mut asked = Instant::now();
         loop {
             if let Some(reserved) = self.budget.reserve(bytes) {
                 return Ok(reserved);
             }
-            if !self.evict(started.elapsed() > IDLE_TIME) {
-                self.budget.wait(POLL);
+            if self.evict_idle() {
+                continue;
             }
+            if asked.elapsed() > IDLE_TIME {
+                self.evict_busy(bytes);
+                asked = Instant::now();
+            }
+            self.budget.wait(POLL);
         }
     }
 
-    /// Lets the least recently used model leave: an idle one, or any one if `may_be_busy`.
-    fn evict(&self, may_be_busy: bool) -> bool {
+    /// Lets the least recently used idle model leave; `false` if there is none.
+    fn evict_idle(&self) -> bool {
         let entries = self.shared.entries();
         let idle = entries.iter().filter(|entry| entry.is_idle()).min_by_key(|entry| entry.rank());
-        if let Some(entry) = idle {
-            let left = entry.unload_idle();
-            if left {
-                telemetry::record_unload();
-            }
-            return left;
-        }
-        if !may_be_busy {
-            return false;
-        }
-        let busy = entries.iter().filter(|entry| entry.memory().is_some()).min_by_key(|entry| entry.rank());
-        let left = busy.is_some_and(|entry| entry.unload());
-        if left {
+        let has_left = idle.is_some_and(|entry| entry.unload_idle());
+        if has_left {
             telemetry::record_unload();
         }
-        left
+        has_left
+    }
+
+    /// Lets the least recently used models with these bytes leave, once their requests have ended.
+    fn evict_busy(&self, bytes: u64) {
+        let entries = self.shared.entries();
+        let mut loaded: Vec<&Arc<Entry>> = entries.iter().filter(|entry| entry.memory().is_some()).collect();
+        loaded.sort_by_key(|entry| entry.rank());
+        let mut leaving = 0;
+        for entry in loaded {
+            if leaving >= bytes {
+                break;
+            }
+            leaving += entry.memory().unwrap_or(0);
+            entry.unload();
+            telemetry::record_unload();
+        }
     }
 }
 

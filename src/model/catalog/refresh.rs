@@ -3,7 +3,10 @@
 use std::{
     collections::HashSet,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +17,7 @@ use super::{Entry, Shared};
 use crate::{
     config::Config,
     error::{Error, Result},
-    model::{Bundles, Listed},
+    model::{Bundles, Listed, none_found},
     repository::s3::Url,
 };
 
@@ -22,12 +25,13 @@ use crate::{
 const FOLDER_INTERVAL: Duration = Duration::from_secs(1);
 /// How often S3 is asked, which costs a request per URL.
 const S3_INTERVAL: Duration = Duration::from_secs(30);
-/// The shortest time between two refreshes, for requests with unknown models.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// How much more often requests with unknown models may ask.
+const UNKNOWN_FACTOR: u32 = 10;
 
 #[derive(Debug)]
 pub(super) struct Refresh {
     requests: flume::Sender<()>,
+    is_running: Arc<AtomicBool>,
     done: watch::Receiver<Instant>,
     interval: Duration,
     added: Arc<Mutex<Vec<PathBuf>>>,
@@ -56,18 +60,22 @@ impl Refresh {
         refresher.start()?;
         let (requests, waiting) = flume::bounded(1);
         let (done, is_done) = watch::channel(Instant::now());
+        let is_running = Arc::<AtomicBool>::default();
+        let runs = Arc::clone(&is_running);
         thread::Builder::new()
             .name("refresh".to_owned())
             .spawn(move || {
                 while waiting.recv().is_ok() {
+                    runs.store(true, Ordering::SeqCst);
                     refresher.run();
+                    runs.store(false, Ordering::SeqCst);
                     done.send_replace(Instant::now());
                 }
             })
             .map_err(Error::io("cannot start the thread that looks for new models"))?;
         let is_remote = config.models.iter().any(|model| Url::of(&model.path).is_some());
         let interval = if is_remote { S3_INTERVAL } else { FOLDER_INTERVAL };
-        Ok(Self { requests, done: is_done, interval, added })
+        Ok(Self { requests, is_running, done: is_done, interval, added })
     }
 
     /// Asks for a refresh if the last one was a while ago.
@@ -81,11 +89,15 @@ impl Refresh {
     /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
     pub(super) async fn run(&self) {
         let mut done = self.done.clone();
-        if done.borrow_and_update().elapsed() < MIN_INTERVAL && !self.has_added() {
+        if done.borrow_and_update().elapsed() < self.interval / UNKNOWN_FACTOR && !self.has_added() {
             return;
         }
+        // One that has begun may have missed the change.
+        let count = if self.is_running.load(Ordering::SeqCst) { 2 } else { 1 };
         let _ = self.requests.try_send(());
-        let _ = done.changed().await;
+        for _ in 0..count {
+            let _ = done.changed().await;
+        }
     }
 
     pub(super) fn add(&self, path: PathBuf) {
@@ -110,11 +122,11 @@ impl Refresher {
                 Ok(())
             }
         });
-        let listed = match (listed, failed) {
-            // No model can be served.
-            (Err(_), Some(first)) => return Err(first),
-            (listed, _) => listed?,
-        };
+        let listed = listed?;
+        // A folder may be empty: bundles that are added to it are served.
+        if listed.is_empty() && !self.config.models.iter().any(|model| model.path.is_dir()) {
+            return Err(failed.unwrap_or_else(none_found));
+        }
         self.replace(listed);
         Ok(())
     }
