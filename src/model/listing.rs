@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fs,
+    fs, iter,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
@@ -42,6 +42,17 @@ pub(super) struct Bundles {
     known: HashMap<PathBuf, (String, Bundle)>,
 }
 
+/// Where a bundle is.
+#[derive(Debug)]
+struct Place {
+    /// The folder or URL that names it.
+    path: PathBuf,
+    /// The folder or URL to open.
+    open: PathBuf,
+    /// A text that changes with the manifest; empty without one.
+    tag: String,
+}
+
 /// Decides whether an error in one bundle ends the listing: `Ok` leaves the bundle out.
 type OnError<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
@@ -76,57 +87,52 @@ impl Bundles {
 
     /// The bundle at a model's path, or the bundles in its folder.
     fn bundles(&mut self, model: &ModelConfig, on_error: OnError<'_>) -> Result<Vec<Bundle>> {
-        let found = match Url::of(&model.path) {
-            Some(url) => remote::list(&self.store, &url?)?
-                .into_iter()
-                .map(|(url, tag)| (PathBuf::from(url.to_string()), tag))
-                .collect(),
+        let found: Vec<Place> = match Url::of(&model.path) {
+            Some(url) => remote::list(&self.store, &url?)?.into_iter().map(Place::from).collect(),
             None => local(&model.path)?,
         };
         if model.name.is_some() && found.len() > 1 {
-            let names: Vec<_> = found.iter().map(|(path, _)| path.display().to_string()).collect();
+            let names: Vec<_> = found.iter().map(|place| place.path.display().to_string()).collect();
             return Err(Error::config(format!(
                 "expected one bundle for a model with a name, but found {}",
                 quoted(&names)
             )));
         }
-        let is_new = |(path, tag): &&(PathBuf, String)| {
-            self.known.get(path).is_none_or(|(known, _)| known != tag || tag.is_empty())
+        let is_known = |place: &&Place| {
+            self.known.get(&place.path).is_some_and(|(tag, _)| *tag == place.tag && !tag.is_empty())
         };
-        let new: Vec<&(PathBuf, String)> = found.iter().filter(is_new).collect();
-        for ((path, tag), opened) in new.iter().zip(self.open(&new)) {
+        let new: Vec<&Place> = found.iter().filter(|place| !is_known(place)).collect();
+        for (place, opened) in new.iter().zip(self.open(&new)) {
             match opened {
-                Ok(bundle) => drop(self.known.insert(path.clone(), (tag.clone(), bundle))),
+                Ok(bundle) => drop(self.known.insert(place.path.clone(), (place.tag.clone(), bundle))),
                 Err(error) => {
                     // Without a manifest, there is none any more. With a damaged one, the older bundle keeps its name.
-                    if tag.is_empty() {
-                        self.known.remove(path);
+                    if place.tag.is_empty() {
+                        self.known.remove(&place.path);
                     }
                     on_error(error)?;
                 }
             }
         }
-        Ok(found.iter().filter_map(|(path, _)| Some(self.known.get(path)?.1.clone())).collect())
+        Ok(found.iter().filter_map(|place| Some(self.known.get(&place.path)?.1.clone())).collect())
     }
 
     /// Opens bundles, in order: many in S3 at once.
-    fn open(&self, paths: &[&(PathBuf, String)]) -> Vec<Result<Bundle>> {
-        let open = |path: &Path| match Url::of(path) {
+    fn open(&self, places: &[&Place]) -> Vec<Result<Bundle>> {
+        let open = |place: &Place| match Url::of(&place.open) {
             Some(url) => remote::open(&self.store, &url?),
-            None => Bundle::open(path),
+            None => Bundle::open(&place.open),
         };
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut opened = Vec::new();
-            while let Some((index, (path, _))) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
-            {
-                opened.push((index, open(path)));
-            }
-            opened
+            let take = || {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                Some((index, *places.get(index)?))
+            };
+            iter::from_fn(take).map(|(index, place)| (index, open(place))).collect::<Vec<_>>()
         };
-        let is_remote = paths.iter().any(|(path, _)| Url::of(path).is_some());
-        let threads = if is_remote { PARALLEL.min(paths.len()) } else { 0 };
+        let is_remote = places.iter().any(|place| Url::of(&place.open).is_some());
+        let threads = if is_remote { PARALLEL.min(places.len()) } else { 1 };
         let mut opened = thread::scope(|scope| {
             let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
             let mut opened = work();
@@ -135,6 +141,13 @@ impl Bundles {
         });
         opened.sort_by_key(|(index, _)| *index);
         opened.into_iter().map(|(_, bundle)| bundle).collect()
+    }
+}
+
+impl From<remote::Found> for Place {
+    fn from(found: remote::Found) -> Self {
+        let [path, open] = [found.url, found.open].map(|url| PathBuf::from(url.to_string()));
+        Self { path, open, tag: found.tag }
     }
 }
 
@@ -147,14 +160,15 @@ pub(super) fn none_found() -> Error {
 }
 
 /// The bundles in a local folder, or the folder itself, with tags.
-fn local(path: &Path) -> Result<Vec<(PathBuf, String)>> {
+fn local(path: &Path) -> Result<Vec<Place>> {
     let folders = match path.join(MANIFEST).is_file() {
         true => Vec::new(),
         false => folders_with_manifest(path)?,
     };
     let mut folders = if folders.is_empty() { vec![path.to_owned()] } else { folders };
     folders.sort();
-    Ok(folders.into_iter().map(|folder| (tag(&folder), folder)).map(|(tag, folder)| (folder, tag)).collect())
+    let place = |path: PathBuf| Place { tag: tag(&path), open: path.clone(), path };
+    Ok(folders.into_iter().map(place).collect())
 }
 
 /// A text that changes when the manifest is written or replaced; empty without a manifest.

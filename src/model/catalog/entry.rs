@@ -57,6 +57,8 @@ pub struct Entry {
 pub(super) enum Slot {
     Absent,
     Loading,
+    /// Not loaded: another bundle has taken the place of the entry's.
+    Replaced,
     Loaded(Arc<Resident>),
     Failed(Failure),
 }
@@ -121,8 +123,8 @@ impl Entry {
     pub(super) fn of_model(model: Model) -> Self {
         let (name, manifest, digest) = (model.name.clone(), model.manifest.clone(), model.digest.clone());
         let max_tokens = model.pipeline.max_tokens();
-        let slot = Slot::Loaded(Arc::new(Resident::new(model, None)));
-        Self::new(name, manifest, digest, max_tokens, None, slot)
+        let slot = RwLock::new(Slot::Loaded(Arc::new(Resident::new(model, None))));
+        Self { slot, ..Self::new(name, manifest, digest, max_tokens) }
     }
 
     /// A model that its first request loads.
@@ -131,24 +133,17 @@ impl Entry {
         let own = TaskSettings::of(&manifest).map_or(0, |settings| settings.max_tokens());
         let max_tokens = own.min(max_tokens.unwrap_or(usize::MAX));
         let digest = listed.bundle.digest().to_owned();
-        Self::new(name, manifest, digest, max_tokens, Some(listed), Slot::Absent)
+        Self { listed: Some(listed), ..Self::new(name, manifest, digest, max_tokens) }
     }
 
-    fn new(
-        name: String,
-        manifest: Manifest,
-        digest: String,
-        max_tokens: usize,
-        listed: Option<Listed>,
-        slot: Slot,
-    ) -> Self {
+    fn new(name: String, manifest: Manifest, digest: String, max_tokens: usize) -> Self {
         Self {
             name,
             manifest,
             digest,
             max_tokens,
-            listed,
-            slot: RwLock::new(slot),
+            listed: None,
+            slot: RwLock::new(Slot::Absent),
             changed: Notify::new(),
             loads: AtomicU64::new(0),
             last_use: AtomicU64::new(0),
@@ -171,7 +166,7 @@ impl Entry {
     /// Whether the model is loaded.
     pub fn state(&self) -> ModelState {
         match &*self.slot() {
-            Slot::Absent => ModelState::Available,
+            Slot::Absent | Slot::Replaced => ModelState::Available,
             Slot::Loading => ModelState::Loading,
             Slot::Loaded(_) => ModelState::Loaded,
             Slot::Failed(_) => ModelState::Failed,

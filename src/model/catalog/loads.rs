@@ -70,18 +70,22 @@ impl Loads {
         Ok(Self { budget, queue })
     }
 
-    /// Begins to load a model unless that has begun. An error if it failed a moment ago.
-    pub(super) fn request(&self, entry: &Arc<Entry>) -> Result<()> {
+    /// Begins to load a model unless that has begun; `false` if its bundle was replaced, so that the list of models is
+    /// out of date. An error if it failed a moment ago.
+    pub(super) fn request(&self, entry: &Arc<Entry>) -> Result<bool> {
         let mut slot = entry.slot_mut();
         match &*slot {
-            Slot::Loading | Slot::Loaded(_) => return Ok(()),
+            Slot::Loading | Slot::Loaded(_) => return Ok(true),
+            Slot::Replaced => {
+                *slot = Slot::Absent;
+                return Ok(false);
+            }
             Slot::Failed(failure) if failure.at.elapsed() < RETRY_INTERVAL => return Err(failure.error()),
             Slot::Failed(_) | Slot::Absent => {}
         }
         *slot = Slot::Loading;
-        self.queue
-            .send(Arc::clone(entry))
-            .map_err(|_| Error::model("the threads that load models have stopped"))
+        let sent = self.queue.send(Arc::clone(entry));
+        sent.map(|()| true).map_err(|_| Error::model("the threads that load models have stopped"))
     }
 }
 
@@ -116,7 +120,7 @@ impl Loader {
                 tracing::info!(model = entry.name, ms = started.elapsed().as_millis() as u64, "loaded");
                 Slot::Loaded(Arc::new(resident))
             }
-            Ok(None) => Slot::Absent,
+            Ok(None) => Slot::Replaced,
             Err(error) => {
                 telemetry::record_failed_load();
                 tracing::error!(model = entry.name, error = error.chain(), "cannot load");
@@ -129,7 +133,7 @@ impl Loader {
         }
     }
 
-    /// Opens a model; `None` if its bundle was replaced, so that the list of models is out of date.
+    /// Opens a model; `None` if its bundle was replaced.
     fn open(&self, entry: &Arc<Entry>) -> Result<Option<Resident>> {
         let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
         let mut memory = self.reserve(entry)?;

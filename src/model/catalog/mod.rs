@@ -133,7 +133,7 @@ impl Catalog {
     }
 
     /// Does what is due: reads the models again, and lets models leave whose time is over or whose files were written
-    /// to. Servers call it regularly; in functions, requests do.
+    /// to. Servers call it regularly. In functions, whose threads sleep between requests, requests ask for the list.
     pub fn tend(&self) {
         let Some(demand) = &self.demand else { return };
         demand.refresh.request_if_due();
@@ -162,8 +162,15 @@ impl Catalog {
             if let Some(lease) = entry.lease(Some(&demand.loads.budget)) {
                 return Ok(Some(lease));
             }
-            demand.loads.request(&entry)?;
-            changed.await;
+            match demand.loads.request(&entry) {
+                Ok(true) => changed.await,
+                Ok(false) => demand.refresh.run_now().await,
+                Err(error) => {
+                    // It may have been replaced or removed.
+                    demand.refresh.request_soon();
+                    return Err(error);
+                }
+            }
             // The bundle may have been replaced or removed.
             match self.entries().iter().find(|now| now.name == entry.name) {
                 Some(now) => entry = Arc::clone(now),

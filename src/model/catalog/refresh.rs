@@ -86,12 +86,25 @@ impl Refresh {
         }
     }
 
+    /// Asks for a refresh unless the last one was a moment ago.
+    pub(super) fn request_soon(&self) {
+        if self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR {
+            let _ = self.requests.try_send(());
+        }
+    }
+
     /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
     pub(super) async fn run(&self) {
-        let mut done = self.done.clone();
-        if done.borrow_and_update().elapsed() < self.interval / UNKNOWN_FACTOR && !self.has_added() {
-            return;
+        let is_due = self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR;
+        if is_due || self.has_added() {
+            self.run_now().await;
         }
+    }
+
+    /// Waits for a refresh that begins from now on.
+    pub(super) async fn run_now(&self) {
+        let mut done = self.done.clone();
+        done.borrow_and_update();
         // One that has begun may have missed the change.
         let count = if self.is_running.load(Ordering::SeqCst) { 2 } else { 1 };
         let _ = self.requests.try_send(());

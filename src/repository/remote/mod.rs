@@ -43,19 +43,32 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     Ok(bundle)
 }
 
-/// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted. Each has a tag that changes when a
-/// newer bundle is pushed.
-pub fn list(store: &Store, url: &Url) -> Result<Vec<(Url, String)>> {
+/// A bundle that [`list`] found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its URL, `…/NAME` or `…/NAME/DIGEST`.
+    pub url: Url,
+    /// The URL to open, which has the digest if it is known.
+    pub open: Url,
+    /// A text that changes when a newer bundle is pushed.
+    pub tag: String,
+}
+
+/// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted.
+pub fn list(store: &Store, url: &Url) -> Result<Vec<Found>> {
     if is_digest(url.name()) {
-        return Ok(vec![(url.clone(), url.name().to_owned())]);
+        return Ok(vec![Found { url: url.clone(), open: url.clone(), tag: url.name().to_owned() }]);
     }
-    if let Some((_, object)) = store.read(&url.join(LATEST))? {
-        return Ok(vec![(url.clone(), object.etag)]);
+    let place = url.join(LATEST);
+    if let Some((bytes, _)) = store.read(&place)? {
+        let tag = digest_in(&bytes, &place)?;
+        return Ok(vec![Found { url: url.clone(), open: url.join(&tag), tag }]);
     }
     let folder = url.join("");
     let bundle = |(key, tag): (String, String)| {
         let name = key.strip_prefix(&folder.key)?.strip_suffix(LATEST)?.strip_suffix('/')?;
-        (!name.is_empty() && !name.contains('/')).then(|| (url.join(name), tag))
+        let is_name = !name.is_empty() && !name.contains('/');
+        is_name.then(|| Found { url: url.join(name), open: url.join(name), tag })
     };
     let found: Vec<_> = store.list_tags(&folder)?.into_iter().filter_map(bundle).collect();
     if found.is_empty() {
