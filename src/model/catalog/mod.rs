@@ -155,6 +155,7 @@ impl Catalog {
         let Some(demand) = &self.demand else { return Ok(entry.lease(None)) };
         let mut entry = Arc::clone(entry);
         loop {
+            let mut is_replaced = false;
             let awaited = Arc::clone(&entry);
             let changed = awaited.changed.notified();
             tokio::pin!(changed);
@@ -164,7 +165,10 @@ impl Catalog {
             }
             match demand.loads.request(&entry) {
                 Ok(true) => changed.await,
-                Ok(false) => demand.refresh.run_now().await,
+                Ok(false) => {
+                    demand.refresh.run_now().await;
+                    is_replaced = true;
+                }
                 Err(error) => {
                     // It may have been replaced or removed.
                     demand.refresh.request_soon();
@@ -173,6 +177,12 @@ impl Catalog {
             }
             // The bundle may have been replaced or removed.
             match self.entries().iter().find(|now| now.name == entry.name) {
+                Some(now) if is_replaced && Arc::ptr_eq(now, &entry) => {
+                    return Err(Error::unavailable(format!(
+                        "`{}` was replaced, and its new bundle cannot be read; the server's log has the cause",
+                        entry.name
+                    )));
+                }
                 Some(now) => entry = Arc::clone(now),
                 None => return Ok(None),
             }
