@@ -11,15 +11,15 @@ use std::{
 };
 
 use super::{
-    Entry, Model, RETRY_INTERVAL, Shared, Slot,
     budget::{Budget, Reserved},
-    entry::{Failure, Resident},
+    entry::{Entry, Failure, RETRY_INTERVAL, Resident, Slot},
+    shared::Shared,
 };
 use crate::{
     backend::Engine,
     config::{Config, resident_memory},
     error::{Error, Result},
-    model::load::engine,
+    model::{Model, load::engine},
     repository::{
         Bundle,
         bundle::{Home, MANIFEST},

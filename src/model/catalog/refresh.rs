@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{Entry, Shared};
+use super::{entry::Entry, shared::Shared};
 use crate::{
     config::Config,
     error::{Error, Result},
