@@ -91,6 +91,9 @@ impl Command {
             Self::Run(arguments) => arguments.build.instructions,
             Self::Build(arguments) => arguments.build.instructions,
             Self::Batch(arguments) => arguments.build.instructions,
+            Self::Bench(arguments) => arguments.build.instructions,
+            Self::Push(arguments) => arguments.build.instructions,
+            Self::Triton(arguments) => arguments.build.instructions,
             _ => None,
         }
     }

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     interrupt::{Ended, interruptible},
-    named::resolve,
+    named::{BuildArguments, resolve},
     terminal::{Progress, print},
 };
 use kivu::{
@@ -17,7 +17,6 @@ use kivu::{
         s3::{Store, Url},
     },
 };
-use kivu_compiler::named::Options;
 
 /// The folder in `home` with interrupted uploads' state.
 const STATE: &str = "pushes";
@@ -38,20 +37,22 @@ pub(super) struct Arguments {
     /// The prefix, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]
     prefix: Url,
+    #[command(flatten)]
+    pub(super) build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || push(&arguments, &config)).map(Ended::code)
+    interruptible(move || push(arguments, &config)).map(Ended::code)
 }
 
-fn push(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+fn push(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if Url::of(&arguments.bundle).is_some() {
         return Err(Error::config(format!(
             "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
             arguments.bundle.display()
         )));
     }
-    let bundle = Bundle::open(&resolve(&arguments.bundle, &Options::of(config), config)?)?;
+    let bundle = Bundle::open(&resolve(&arguments.bundle, &arguments.build.options(config), config)?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
     let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;

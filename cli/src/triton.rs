@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     interrupt::{Ended, interruptible},
-    named::resolve,
+    named::{BuildArguments, resolve},
     terminal::{print, print_aside},
 };
 use kivu::{
@@ -18,7 +18,7 @@ use kivu::{
         triton::{Options, write},
     },
 };
-use kivu_compiler::named::Options as BuildOptions;
+use kivu_compiler::named;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,14 +40,17 @@ pub(super) struct Arguments {
     out: PathBuf,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    pub(super) build: BuildArguments,
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || write_models(&arguments, &config)).map(Ended::code)
+    interruptible(move || write_models(arguments, &config)).map(Ended::code)
 }
 
-fn write_models(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let options = BuildOptions { engine: EngineChoice::Onnx, ..BuildOptions::default() };
+fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    let engine = arguments.build.engine.unwrap_or(EngineChoice::Onnx);
+    let options = named::Options { engine, ..arguments.build.options(config) };
     let bundle = Bundle::open(&resolve(&arguments.bundle, &options, config)?)?;
     let manifest = bundle.manifest();
     if manifest.engine == Engine::Native {

@@ -106,7 +106,12 @@ impl ConfigFile {
 
     /// Whether a field is `true`.
     pub(super) fn is_set(&self, field: &str) -> Result<bool> {
-        Ok(self.get(field)?.unwrap_or(false))
+        self.is_set_or(field, false)
+    }
+
+    /// Whether a field is `true`. An absent field has the default, but `null` means no, as in Python.
+    pub(super) fn is_set_or(&self, field: &str, default: bool) -> Result<bool> {
+        Ok(self.get(field)?.unwrap_or(default && !self.fields().contains_key(field)))
     }
 
     /// Gets a required field.

@@ -317,7 +317,7 @@ impl Dense {
             return Err(misplaced(folder, inputs, width));
         }
         let weights = open_weights(folder)?;
-        let bias = match config.get("bias")?.unwrap_or(true) {
+        let bias = match config.is_set_or("bias", true)? {
             true => Some(weights.take("linear.bias", &[outputs])?.values.clone()),
             false => None,
         };

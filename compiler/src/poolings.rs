@@ -46,7 +46,7 @@ pub(super) fn open(folder: &Path) -> Result<Poolings> {
     if config.fields().get("include_prompt").is_some_and(Json::is_null) {
         return Err(Error::model("expected `include_prompt` true or false, but found null"));
     }
-    let includes_prompt = config.get("include_prompt")?.unwrap_or(true);
+    let includes_prompt = config.is_set_or("include_prompt", true)?;
     Ok(Poolings { modes: modes(&config)?, includes_prompt })
 }
 

@@ -30,7 +30,7 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 /// Maximum tokens per text.
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
-const OF_TOKENIZER: &str = "model_max_length";
+pub(super) const OF_TOKENIZER: &str = "model_max_length";
 /// Families that compute longer texts than their files declare.
 const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
 /// Key for the number of leading values to keep.
@@ -174,7 +174,7 @@ fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
         Ok::<_, Error>(Some(marker).filter(|marker| !marker.is_empty()))
     };
     let length = file.get("query_length")?.unwrap_or(32);
-    let is_expanded = file.get("do_query_expansion")?.unwrap_or(true);
+    let is_expanded = file.is_set_or("do_query_expansion", true)?;
     let is_attended = file.is_set("attend_to_expansion_tokens")?;
     let query = RoleFiles {
         marker: marker("query_prefix", "[Q] ")?,
@@ -411,13 +411,12 @@ pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
     // A float, since "no limit" is written as 1e30.
     let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
     let of_tokenizer: Option<f64> = tokenizer.get(OF_TOKENIZER)?;
-    // `transformers` truncates no text then.
-    if let Some(found) = of_tokenizer.filter(|length| *length < 1.0) {
-        return Err(Error::model(format!("expected a `{OF_TOKENIZER}` of at least 1, but found {found}")));
+    // The tokens around a text need room. Below 1, `transformers` truncates no text.
+    if let Some(found) = of_tokenizer.filter(|length| *length < 2.0) {
+        return Err(Error::model(format!("expected a `{OF_TOKENIZER}` of at least 2, but found {found}")));
     }
     let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
     let requested: Option<usize> = transformer.get(LENGTH)?;
-    // The tokens around a text need room.
     if let Some(found) = requested.filter(|length| *length < 2) {
         return Err(Error::model(format!("expected a `{LENGTH}` of at least 2, but found {found}")));
     }
@@ -462,13 +461,13 @@ mod tests {
             max_tokens(folder.path(), 64)
         };
         assert_eq!(of_tokenizer(20).unwrap(), 20);
-        let refusals = [length("modernbert", 80), length("bert", 1), of_tokenizer(0), of_tokenizer(-1)];
+        let refusals = [length("modernbert", 80), length("bert", 1), of_tokenizer(1), of_tokenizer(-1)];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @"
         expected a `max_seq_length` of at most 64, the positions of the model, but found 80; set it to 64
         expected a `max_seq_length` of at least 2, but found 1
-        expected a `model_max_length` of at least 1, but found 0
-        expected a `model_max_length` of at least 1, but found -1
+        expected a `model_max_length` of at least 2, but found 1
+        expected a `model_max_length` of at least 2, but found -1
         ");
     }
 }

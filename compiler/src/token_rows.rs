@@ -1,7 +1,10 @@
 //! Token ids, which must have a row in the model's table.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
+use super::tokenizer_config::{NAME, unknown_token};
 use kivu::{
     error::{Error, Result},
     tokenizer::{Tokenizer, Truncation},
@@ -87,6 +90,23 @@ pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
             error,
         )),
     })
+}
+
+/// Refuses a tokenizer whose token for unknown words is not the one that the files name: entities would contain the
+/// token instead of the word, or the other way round.
+pub(super) fn check_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<()> {
+    let named = unknown_token(folder)?;
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let found = tokenizer.unknown_id();
+    if named.as_deref().and_then(|token| tokenizer.id(token)) == found {
+        return Ok(());
+    }
+    let shown = |token: Option<String>| token.map_or("none".to_owned(), |token| format!("`{token}`"));
+    Err(Error::model(format!(
+        "expected `unk_token` {} in `{NAME}`, as in the vocabulary, but found {}",
+        shown(found.and_then(|id| tokenizer.token(id))),
+        shown(named)
+    )))
 }
 
 #[cfg(test)]

@@ -27,12 +27,17 @@ const MPNET: &str = "MPNetTokenizer";
 /// Classes with settings that replace the byte-pair settings.
 const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 
+/// The class of the first DeBERTa.
+const DEBERTA: &str = "DebertaTokenizer";
+
 /// Classes with settings that replace the tokens around a text, with their first and last token.
 const LLAMA: [(&str, (&str, &str)); 2] =
     [("LlamaTokenizer", ("<s>", "</s>")), ("GemmaTokenizer", ("<bos>", "<eos>"))];
+/// Key of the token for unknown words.
+const UNKNOWN: &str = "unk_token";
 /// Special token keys.
 const SPECIAL: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    ["bos_token", "eos_token", UNKNOWN, "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Keys for special token lists.
 const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 const SPECIAL_FILE: &str = "special_tokens_map.json";
@@ -64,6 +69,11 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     };
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
+    if class == DEBERTA && before["model"]["type"] != "BPE" {
+        return Err(Error::model(format!(
+            "expected byte pairs for the class `{class}`, but found another model"
+        )));
+    }
     let mut tokenizer = before.clone();
     match class {
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
@@ -86,6 +96,16 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
         return Ok(json);
     }
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
+/// vocabulary.
+pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    if ["", BERT[0]].contains(&class(folder)?.trim_end_matches("Fast")) && folder.join(TOKENIZER).is_file() {
+        let [config, special] = [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
+        vocabularies::check_word_pieces(folder, [&config?, &special?])?;
+    }
+    read_tokenizer(folder)
 }
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
@@ -148,7 +168,7 @@ fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> 
 
 /// Sets the tokens around a text, by the class's flags.
 fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
-    let flags = [config.get("add_bos_token")?.unwrap_or(true), config.is_set("add_eos_token")?];
+    let flags = [config.is_set_or("add_bos_token", true)?, config.is_set("add_eos_token")?];
     let mut ends = Vec::new();
     for ((key, default), _) in
         ["bos_token", "eos_token"].iter().zip(defaults).zip(flags).filter(|(_, flag)| *flag)
@@ -192,11 +212,7 @@ fn add_special_tokens(
     (folder, class): (&Path, &str),
     config: &ConfigFile,
 ) -> Result<()> {
-    let mut sources = vec![config.clone()];
-    // `special_tokens_map.json` is ignored if the config has a full token list.
-    if !config.fields().contains_key("added_tokens_decoder") {
-        sources.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
-    }
+    let sources = token_files(folder, config)?;
     let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
     let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
     let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
@@ -219,15 +235,34 @@ fn add_special_tokens(
     Ok(())
 }
 
+/// Files that name special tokens; the first one that has a key decides.
+fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
+    let mut files = vec![config.clone()];
+    // `special_tokens_map.json` is ignored if the config has a full token list.
+    if !config.fields().contains_key("added_tokens_decoder") {
+        files.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
+    }
+    Ok(files)
+}
+
+/// The token for unknown words: named by the files in `folder`, or by the tokenizer class.
+pub(super) fn unknown_token(folder: &Path) -> Result<Option<String>> {
+    let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
+    if let Some(value) = files.iter().find_map(|file| file.fields().get(UNKNOWN)) {
+        return Ok(content(value).map(str::to_owned));
+    }
+    let class = class(folder)?;
+    let defaults = default_tokens(class.trim_end_matches("Fast"));
+    Ok(defaults.into_iter().find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
+}
+
 /// Special tokens of a class that settings do not name, with their keys.
 fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
-    const KEYS: [&str; 5] = ["cls_token", "sep_token", "unk_token", "pad_token", "mask_token"];
+    const KEYS: [&str; 5] = ["cls_token", "sep_token", UNKNOWN, "pad_token", "mask_token"];
     let tokens = match class {
-        "BertTokenizer"
-        | "DistilBertTokenizer"
-        | "ElectraTokenizer"
-        | "DebertaTokenizer"
-        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
+        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | DEBERTA | "DebertaV2Tokenizer" => {
+            ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
+        }
         "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
         MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
         "BartTokenizer"

@@ -5,7 +5,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{config::ConfigFile, files::read, sentencepiece::SentencePieces};
+use super::{
+    config::ConfigFile,
+    files::{self, read},
+    sentencepiece::SentencePieces,
+};
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
@@ -46,12 +50,36 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
         .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
     // A piece is a line without its line feed; among duplicate pieces, the last one is used.
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
-    let ids: Map<String, Value> =
+    let ids =
         lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();
+    let tokenizer = of_pieces(ids, settings, WORDS)?;
+    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
+/// them for some models, whatever the file says.
+pub(super) fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
+    let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    let ids = found["model"]["vocab"].as_object().cloned().unwrap_or_default();
+    let expected = of_pieces(ids, settings, TOKENIZER)?;
+    let parts = ["/normalizer/type", "/normalizer/clean_text", "/pre_tokenizer", "/post_processor", "/model"];
+    match parts.into_iter().find(|part| found.pointer(part) != expected.pointer(part)) {
+        None => Ok(()),
+        Some(part) => Err(Error::model(format!(
+            "expected `{}` of `BertTokenizer` in `{TOKENIZER}`, which is what `transformers` 5 makes for this model, but \
+             found another one",
+            part.trim_start_matches('/').replace('/', ".")
+        ))),
+    }
+}
+
+/// BERT's tokenizer with these pieces, which come from the file `name`.
+fn of_pieces(ids: Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -> Result<Value> {
     let token = |(key, default): &(&str, &str)| {
         let named = settings.iter().find_map(|file| file.fields().get(*key));
         let token = named.and_then(content).unwrap_or(default).to_owned();
-        let missing = || Error::model(format!("expected `{token}` (`{key}`) in `{WORDS}`, but found none"));
+        let missing = || Error::model(format!("expected `{token}` (`{key}`) in `{name}`, but found none"));
         let id = ids.get(&token).cloned().ok_or_else(missing)?;
         Ok::<_, Error>((token, id))
     };
@@ -64,7 +92,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
         "lowercase": true,
     });
     let around = |token: &str, id: &Value| json!({"id": token, "ids": [id], "tokens": [token]});
-    let tokenizer = json!({
+    Ok(json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer,
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
@@ -81,8 +109,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
             "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100, "vocab": ids,
         },
-    });
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    }))
 }
 
 /// A token's text; the token is a string or an object.

@@ -119,6 +119,11 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
+    /// Full names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.tensors.keys()
+    }
+
     /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
     pub(super) fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
         if self.has(&format!("{prefix}{landmark}")) {

@@ -134,6 +134,24 @@ impl Predictor {
         }
     }
 
+    /// Dimensions of the vectors, which a sink stores.
+    ///
+    /// # Errors
+    /// The answers are no dense vectors of floats.
+    pub(super) fn stored_dimensions(&self) -> Result<usize> {
+        let Self::Embedding(embedder) = self else {
+            return Err(Error::config(
+                "expected an embedding model for a sink, but found a model for another task",
+            ));
+        };
+        if embedder.requested.kinds != [VectorKind::Dense] || embedder.output_dtype != VectorType::Float {
+            return Err(Error::config(
+                "expected dense vectors of floats for a sink, but found other `outputs` or another `vector-type`",
+            ));
+        }
+        embedder.pipeline.dimensions(embedder.options.dimensions)
+    }
+
     /// Runs the model on the texts.
     ///
     /// If the model fails for all texts, the texts are not the cause, and the result is an error.

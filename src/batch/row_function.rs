@@ -165,7 +165,7 @@ fn checked(row: usize, result: RowResult) -> Result<Answer> {
         let message = format!("{} (row {row})", error.message);
         match error.kind {
             ErrorKind::Model => Error::inference(message),
-            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input => Error::invalid(message),
+            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input | ErrorKind::Sink => Error::invalid(message),
         }
     })
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::parameters::Parameters;
+use super::{
+    parameters::Parameters,
+    sink::{SinkSettings, SinkUrl},
+};
 use crate::{
     config,
     error::{Error, Result, quoted},
@@ -30,6 +33,7 @@ struct Rule {
     /// Output bucket, by default the input's.
     bucket: Option<String>,
     output: String,
+    sink: Option<SinkSettings>,
     parameters: Parameters,
 }
 
@@ -39,6 +43,9 @@ impl Rules {
         let default = config::BatchRule {
             input: config.input.clone(),
             output: config.output.clone(),
+            sink: config.sink.clone(),
+            id: config.id.clone(),
+            metadata: config.metadata.clone(),
             ..config::BatchRule::default()
         };
         let (callers, objects): (Vec<_>, Vec<_>) =
@@ -87,6 +94,11 @@ impl Rules {
             )));
         }
         Ok(output)
+    }
+
+    /// The sink for an input's vectors. Objects' metadata cannot choose it.
+    pub(super) fn sink(&self, url: &Url) -> Result<Option<&SinkSettings>> {
+        Ok(self.rule(url)?.sink.as_ref())
     }
 
     /// The model and the options for rows from a caller, whose `options` override its rule's. Without a named model it
@@ -178,12 +190,26 @@ fn check_output(rule: &config::BatchRule) -> Result<()> {
     )))
 }
 
+/// The rule's sink, if it has one.
+fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
+    let wrong = |found: &str| Error::config(format!("expected {found} in the rule for `{}`", rule.input));
+    match rule.sink.as_deref() {
+        None if rule.id.is_some() || !rule.metadata.is_empty() => {
+            Err(wrong("`sink`, which `id` and `metadata` belong to,"))
+        }
+        None => Ok(None),
+        Some(_) if writes_answers(&rule.input).is_some() => Err(wrong("no `sink`, which only files have,")),
+        Some(url) => SinkSettings::new(url.parse::<SinkUrl>()?, rule.id.as_deref(), &rule.metadata).map(Some),
+    }
+}
+
 impl Rule {
     fn new(rule: &config::BatchRule) -> Result<Self> {
         let (bucket, output) = match rule.output.parse::<Url>() {
             Ok(url) => (Some(url.bucket), url.key),
             Err(_) => (None, rule.output.clone()),
         };
-        Ok(Self { input: rule.input.clone(), bucket, output, parameters: Parameters::of(&rule.ask)? })
+        let parameters = Parameters::of(&rule.ask)?;
+        Ok(Self { input: rule.input.clone(), bucket, output, sink: sink(rule)?, parameters })
     }
 }

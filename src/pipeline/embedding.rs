@@ -332,7 +332,8 @@ impl EmbeddingPipeline {
         self.dimensions(requested).map(drop)
     }
 
-    fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
+    /// Number of values in a dense vector, of which `requested` are kept.
+    pub fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
         let max = self.settings.dense()?.dimensions;
         match requested.unwrap_or(max) {
             dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),

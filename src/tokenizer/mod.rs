@@ -213,9 +213,11 @@ impl Tokenizer {
             .collect())
     }
 
-    /// The token with this id.
+    /// The token with this id; an added token as the files write it, as in `convert_ids_to_tokens` of `transformers`.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.raw.id_to_token(id)
+        // `id_to_token` of the crate returns the normalized form.
+        let added = self.raw.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&id).map(|token| token.content.clone()).or_else(|| self.raw.id_to_token(id))
     }
 
     /// Decodes token ids to text.
@@ -293,6 +295,17 @@ mod tests {
                 assert_eq!(own.decode(&ids, false).unwrap(), quick.decode(&ids, false).unwrap());
             }
         }
+    }
+
+    #[test]
+    fn added_tokens_keep_their_case() {
+        let mut file: serde_json::Value = serde_json::from_slice(&fixture("tiny-bert")).unwrap();
+        for token in file["added_tokens"].as_array_mut().unwrap() {
+            token["normalized"] = true.into();
+        }
+        let tokenizer = Tokenizer::from_json(file.to_string().as_bytes()).unwrap();
+        let separator = tokenizer.id("[SEP]").unwrap();
+        assert_eq!(tokenizer.token(separator).as_deref(), Some("[SEP]"));
     }
 
     #[test]

@@ -26,6 +26,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 import kinds
 import mutations
+import tensors
 from compare import differences, is_finite
 from processes import HERE, Kivu, Reference
 
@@ -128,6 +129,19 @@ class Fixture:
         return [reference.declared(str(self.folder)) for reference in self.usable]
 
 
+def decoder_classifier(base, folder):
+    """A decoder with the label head of the goldens."""
+    patches = json.loads((FIXTURES / "goldens/corners.json").read_text())["classifier"]["patches"]
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("1_Pooling", *(name for name in patches if not patches[name])))
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | patches["config.json"]))
+    weights = folder / "model.safetensors"
+    body = {f"model.{name}": tensor for name, tensor in tensors.read(weights.read_bytes()).items()}
+    head = tensors.read((FIXTURES / "corners/score.safetensors").read_bytes())
+    weights.write_bytes(tensors.write(body | head))
+    return folder
+
+
 def all_fixtures(comparison):
     """The models, and models with files of other fixtures."""
     folders = {folder.name: folder for folder in sorted((FIXTURES / "models").iterdir())}
@@ -138,6 +152,7 @@ def all_fixtures(comparison):
         replaced = ["1_Pooling"] if (files / "modules.json").is_file() else []
         shutil.copytree(base, folder, ignore=shutil.ignore_patterns(*replaced))
         folders[folder.name] = shutil.copytree(files, folder, dirs_exist_ok=True)
+    folders["tiny-qwen3-padding"] = decoder_classifier(folders["tiny-qwen3"], comparison.scratch / "tiny-qwen3-padding")
     with_kinds = [(name, folder, kinds.kind_of(folder)) for name, folder in folders.items()]
     return {name: Fixture(folder, kind, comparison) for name, folder, kind in with_kinds if kind}
 

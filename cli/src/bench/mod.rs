@@ -25,7 +25,7 @@ use self::{
 use super::{
     example,
     interrupt::{Ended, interruptible},
-    named::resolve,
+    named::{BuildArguments, resolve},
     quality,
     terminal::print,
 };
@@ -39,7 +39,7 @@ use kivu::{
     },
     repository::{Bundle, Manifest},
 };
-use kivu_compiler::{named::Options, quality::SENTENCES};
+use kivu_compiler::quality::SENTENCES;
 
 /// Throughput measurement: texts per request, and concurrent clients.
 const TEXTS: usize = 32;
@@ -79,6 +79,8 @@ pub(super) struct Arguments {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) build: BuildArguments,
 }
 
 /// Milliseconds.
@@ -123,11 +125,14 @@ fn rounded(value: f64) -> String {
 }
 
 pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || bench(&arguments, &config)).map(Ended::code)
+    interruptible(move || bench(arguments, config)).map(Ended::code)
 }
 
-fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let path = resolve(&arguments.bundle, &Options::of(config), config)?;
+fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    let options = arguments.build.options(&config);
+    config.engine = options.engine;
+    let config = &config;
+    let path = resolve(&arguments.bundle, &options, config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
     let mut figures = vec![Figure::new("start to first response, median", MS, start_ms, None)];
@@ -136,7 +141,7 @@ fn bench(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
         _ => {
             let baseline = match &arguments.baseline {
-                Some(baseline) => &Bundle::open(&resolve(baseline, &Options::of(config), config)?)?,
+                Some(baseline) => &Bundle::open(&resolve(baseline, &options, config)?)?,
                 None => &bundle,
             };
             speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?

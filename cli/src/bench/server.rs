@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::ValueEnum;
+
 use super::timing::{ms, throughput};
 use kivu::{
     backend::onnx::library,
@@ -87,6 +89,8 @@ impl Server {
         let mut process = command
             .args(["serve", "--listen", "127.0.0.1:0", "--until-stdin-closes"])
             .arg(&bundle)
+            .args(config.instructions.map(|set| format!("--instructions={}", set.name())))
+            .args(config.engine.to_possible_value().map(|engine| format!("--engine={}", engine.get_name())))
             // A bundle's folder has no kivu.toml.
             .current_dir(&bundle)
             .env("KIVU_ONNXRUNTIME", absolute(&library)?)

@@ -100,7 +100,7 @@ const OTHER_HEADS: [&str; 11] = [
     "vocab_transform.",
 ];
 /// Name prefixes for label heads.
-const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
+pub(super) const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
 
 /// Whether inference ignores the weight with this name, given without body prefix: a pooler or a head other than the
 /// model's own, a layer after the last one, or a position or type table that the family does not have.

@@ -7,24 +7,27 @@ use kivu_engine::kernel::LANES;
 use super::{
     config::{EncoderConfig, Facts, Head, HeadKind},
     decoder, families,
-    graph::{LOGITS, graph},
+    graph::{LABEL_HEADS, LOGITS, graph},
     heads::OutputHeads,
     vectors,
 };
 use crate::{
     config::ConfigFile,
     lora::{Adapter, BaseNames},
+    module_list::has_pooling,
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{within_types, within_vocabulary},
+    token_rows::{check_unknown_token, within_types, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::{Error, Result},
-    pipeline::{classification::ClassificationSettings, token_classification::TokenClassificationSettings},
+    pipeline::{
+        Task, classification::ClassificationSettings, token_classification::TokenClassificationSettings,
+    },
     repository::manifest::Precision,
 };
 
@@ -64,6 +67,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
         }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
             let settings = token_settings(&plan.folder, head, facts)?;
+            check_unknown_token(&folder, &tokenizer)?;
             (EncoderSettings::TokenClassification(settings), OutputHeads::default())
         }
         (Some(head), None) => {
@@ -79,6 +83,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Classification(settings), OutputHeads::default())
         }
         (None, None) => {
+            check_label_head(plan, facts, &weights)?;
             let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
             files.extend(vectors::add_static_queries(&plan.folder, &config, &mut settings, &tokenizer)?);
             (EncoderSettings::Embedding(settings), heads)
@@ -131,6 +136,25 @@ pub(super) fn of_parts(
 }
 
 /// Settings for a model with a value per token and label in its output [`LOGITS`].
+/// Refuses a model with a label head that its class does not name, if the requested task could also be done by its
+/// vectors: the cosines of an embedding model are not the scores of its head.
+fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()> {
+    let is_decided = plan.strategy.is_some() || has_pooling(&plan.folder);
+    let Some(task) = plan.task.filter(|task| *task != Task::FeatureExtraction && !is_decided) else {
+        return Ok(());
+    };
+    let is_head = |name: &&String| LABEL_HEADS.iter().any(|head| name.starts_with(head));
+    match weights.names().find(is_head) {
+        None => Ok(()),
+        Some(name) => Err(Error::model(format!(
+            "expected `architectures` to name the label head of `{name}` for `{task}`, such as `…ForSequenceClassification`, \
+             but found `{}`; correct it, or use `--task {}` to leave out the head",
+            facts.architecture,
+            Task::FeatureExtraction
+        ))),
+    }
+}
+
 pub(crate) fn token_settings(
     folder: &Path,
     head: &Head,
@@ -202,7 +226,11 @@ mod tests {
 
         /// Reads the model and writes its graph in fp32.
         fn open(&self) -> Result<EncoderSettings> {
-            let plan = Plan { folder: self.0.path().to_owned(), ..Plan::default() };
+            self.open_for(None)
+        }
+
+        fn open_for(&self, task: Option<Task>) -> Result<EncoderSettings> {
+            let plan = Plan { folder: self.0.path().to_owned(), task, ..Plan::default() };
             let source = open(&plan)?;
             (source.graphs)(Precision::Fp32)?;
             match source.settings {
@@ -268,6 +296,69 @@ mod tests {
     }
 
     #[test]
+    fn a_label_head_without_its_class_is_not_replaced_by_cosines() {
+        for architecture in ["BertModel", "BertForNextSentencePrediction"] {
+            let model = Copy::of("tiny-bert-rank");
+            model.set("config.json", "architectures", Some(json!([architecture])));
+            let refusal = model.open_for(Some(Task::TextRanking)).unwrap_err().chain().to_string();
+            let expected =
+                "expected `architectures` to name the label head of `classifier.bias` for `text-ranking`";
+            assert!(refusal.starts_with(expected) && refusal.contains(architecture), "{refusal}");
+            model.open_for(Some(Task::FeatureExtraction)).unwrap();
+        }
+        Copy::of("tiny-bert").open_for(Some(Task::TextRanking)).unwrap();
+    }
+
+    #[test]
+    fn the_unknown_token_is_the_one_that_the_files_name() {
+        let model = Copy::of("tiny-deberta-ner");
+        model.open().unwrap();
+        model.set("tokenizer_config.json", "unk_token", Some(json!(null)));
+        insta::assert_snapshot!(
+            model.refusal(),
+            @"expected `unk_token` `[UNK]` in `tokenizer_config.json`, as in the vocabulary, but found none"
+        );
+        // The class has a default.
+        model.set("tokenizer_config.json", "unk_token", None);
+        model.open().unwrap();
+    }
+
+    #[test]
+    fn queries_without_positions_need_a_limit() {
+        let model = Copy::of("tiny-splade-router");
+        model.open().unwrap();
+        for length in [None, Some(json!(1e30))] {
+            model.set("query_0_SparseStaticEmbedding/tokenizer_config.json", "model_max_length", length);
+            let refusal = model.refusal();
+            assert!(refusal.starts_with("expected a `model_max_length` of at most"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn nomic_in_the_form_of_transformers_has_the_tokenizer_of_bert() {
+        let model = Copy::of("tiny-nomic");
+        let change = |part: &str, value: &Value| model.set("tokenizer.json", part, Some(value.clone()));
+        let lowercase = json!({"type": "Lowercase"});
+        let before: Value = serde_json::from_slice(&fs::read(model.path("tokenizer.json")).unwrap()).unwrap();
+        change("normalizer", &lowercase);
+        model.open().unwrap();
+        let native = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/nomic-native/config.json");
+        fs::copy(native, model.path("config.json")).unwrap();
+        assert!(
+            model.refusal().contains("expected `normalizer.type` of `BertTokenizer` in `tokenizer.json`")
+        );
+        change("normalizer", &before["normalizer"]);
+        model.open().unwrap();
+    }
+
+    #[test]
+    fn the_class_of_deberta_needs_byte_pairs() {
+        let model = Copy::of("tiny-distilbert");
+        model.set("tokenizer_config.json", "tokenizer_class", Some(json!("DebertaTokenizer")));
+        assert!(model.refusal().contains("expected byte pairs for the class `DebertaTokenizer`"));
+    }
+
+    #[test]
     fn modules_make_an_embedder_of_a_model_with_another_head() {
         let model = Copy::of("tiny-bert-ner");
         assert!(matches!(model.open().unwrap(), EncoderSettings::TokenClassification(_)));
@@ -316,12 +407,14 @@ mod tests {
 
     #[test]
     fn words_are_predicted_without_a_bias() {
-        let model = Copy::of("tiny-splade-modernbert");
-        model.set("config.json", "decoder_bias", Some(json!(false)));
-        model.change(|tensors| drop(tensors.remove("decoder.bias")));
-        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
-            panic!("expected an embedder")
-        };
-        assert!(settings.sparse.is_some());
+        for no in [json!(false), json!(null)] {
+            let model = Copy::of("tiny-splade-modernbert");
+            model.set("config.json", "decoder_bias", Some(no));
+            model.change(|tensors| drop(tensors.remove("decoder.bias")));
+            let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+                panic!("expected an embedder")
+            };
+            assert!(settings.sparse.is_some());
+        }
     }
 }

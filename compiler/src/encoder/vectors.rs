@@ -14,12 +14,12 @@ use crate::{
     modules::Dense,
     pickle,
     sentence_transformers::{
-        Expanding, LateInteraction, Layout, embedding_settings, layout, max_tokens, punctuation,
-        text_settings,
+        Expanding, LateInteraction, Layout, OF_TOKENIZER, embedding_settings, layout, max_tokens,
+        punctuation, text_settings,
     },
     source::QUERY_WEIGHTS,
     task::has_tag,
-    tokenizer_config::read_tokenizer,
+    tokenizer_config::{self, read_tokenizer},
     weights::{Weight, Weights},
 };
 use kivu::{
@@ -152,7 +152,18 @@ pub(super) fn add_static_queries(
         )));
     }
     values.resize(sparse.dimensions, 0.0);
-    let max_tokens = Some(max_tokens(&folder, config.facts.max_positions)?);
+    let positions = config.facts.max_positions;
+    let found = ConfigFile::open_or_empty(&folder, tokenizer_config::NAME)?.get::<f64>(OF_TOKENIZER)?;
+    // Queries have no positions: longer ones would not be truncated.
+    if found.is_none_or(|length| length > positions as f64) {
+        return Err(Error::model(format!(
+            "expected a `{OF_TOKENIZER}` of at most {positions} in `{}` of `{}`, but found {}",
+            tokenizer_config::NAME,
+            folder.display(),
+            found.map_or("none".to_owned(), |length| length.to_string())
+        )));
+    }
+    let max_tokens = Some(max_tokens(&folder, positions)?);
     let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
     sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
     Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
@@ -259,7 +270,7 @@ fn stanfords(
         expansion: Some(expansion(expanding, tokenizer)?),
         ..RoleSettings::default()
     };
-    let punctuation: Vec<String> = match file.get("mask_punctuation")?.unwrap_or(true) {
+    let punctuation: Vec<String> = match file.is_set_or("mask_punctuation", true)? {
         true => punctuation(),
         false => Vec::new(),
     };

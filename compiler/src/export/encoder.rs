@@ -10,7 +10,7 @@ use crate::{
     sentence_transformers::embedding_settings,
     seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::within_vocabulary,
+    token_rows::{check_unknown_token, within_vocabulary},
     tokenizer_config::read_tokenizer,
 };
 use kivu::{
@@ -46,18 +46,23 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let model = onnx::read(&path)?;
     let is_quantized = is_quantized(&model);
     check_precision(plan.precision, is_quantized, &path)?;
+    let tokenizer = read_tokenizer(&plan.folder)?;
+    let tokenizer = match config.get_size("vocab_size")? {
+        Some(rows) => within_vocabulary(tokenizer, rows)?,
+        None => tokenizer,
+    };
     let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
-        Some(head) => EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?),
+        Some(head) => {
+            check_unknown_token(&plan.folder, &tokenizer)?;
+            EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?)
+        }
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
     };
     Ok(Source {
         settings: TaskSettings::Encoder(settings),
         architecture: facts.architecture,
         sha256: sha256_of(&path)?,
-        tokenizer: match config.get_size("vocab_size")? {
-            Some(rows) => within_vocabulary(read_tokenizer(&plan.folder)?, rows)?,
-            None => read_tokenizer(&plan.folder)?,
-        },
+        tokenizer,
         files: Vec::new(),
         is_quantized,
         engine: Engine::Onnx,

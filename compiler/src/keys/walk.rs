@@ -304,7 +304,16 @@ impl Walk<'_> {
             (false, false) => {
                 self.allowed.pass(&name, ("message", message), "no `message` in `modality_config`")
             }
-            _ => Ok(()),
+            // The template reads plain texts.
+            _ => match message
+                .get("format")
+                .filter(|format| !["auto", "flat"].map(Value::from).contains(format))
+            {
+                Some(format) => {
+                    self.allowed.pass(&name, ("format", format), "`format` `flat` of a `message`")
+                }
+                None => Ok(()),
+            },
         }
     }
 }
@@ -477,11 +486,29 @@ mod tests {
         let mut sparse = models["naver/splade-cocondenser-ensembledistil"].files.clone();
         sparse.get_mut("modules.json").unwrap()[0]["type"] =
             json!("sentence_transformers.models.Transformer");
-        let refusals = [plain, message, sparse].map(|files| refusal(&files));
+        let fixture = |name: &str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+            serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+        };
+        let mut ranker =
+            BTreeMap::from([("config.json".to_owned(), fixture("models/tiny-qwen3-rank/config.json"))]);
+        for name in [
+            "config_sentence_transformers.json",
+            "modules.json",
+            "sentence_bert_config.json",
+            "1_LogitScore/config.json",
+        ] {
+            ranker.insert(name.to_owned(), fixture(&format!("logit-score/{name}")));
+        }
+        check_files(Kind::Encoder, &ranker, &[]).unwrap();
+        let settings = ranker.get_mut("sentence_bert_config.json").unwrap();
+        settings["modality_config"]["message"]["format"] = json!("structured");
+        let refusals = [plain, message, sparse, ranker].map(|files| refusal(&files));
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected no chat template in a model of vectors without `modules.json` in `tokenizer_config.json`, but found `chat_template` "{{ messages }}"
         expected no `message` in `modality_config` in `sentence_bert_config.json`, but found `message` {"method":"forward","method_output_name":"last_hidden_state"}
         expected `transformer_task` `fill-mask` before these modules in `sentence_bert_config.json`, but found `transformer_task` null
+        expected `format` `flat` of a `message` in `sentence_bert_config.json`, but found `format` "structured"
         "#);
     }
 

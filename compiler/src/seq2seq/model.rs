@@ -107,8 +107,8 @@ impl Tables {
                 ))),
             }
         };
-        let is_shared = config.get("share_encoder_decoder_embeddings")?.unwrap_or(true);
-        let is_untied = !config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
+        let is_shared = config.is_set_or("share_encoder_decoder_embeddings", true)?;
+        let is_untied = !config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?;
         let (sources, targets): (&[&str], &[&str]) = match is_shared {
             true if is_untied => (&[SOURCE, SHARED, TARGET], &[TARGET, SHARED, SOURCE]),
             true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),

@@ -97,7 +97,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
             Positions::TableAfter { padding: padding(config)? }
         }
-        "deberta-v2" if !config.get("position_biased_input")?.unwrap_or(true) => Positions::None,
+        "deberta-v2" if !config.is_set_or("position_biased_input", true)? => Positions::None,
         _ => Positions::Table,
     };
     let bias = match model_type {

@@ -43,7 +43,7 @@ impl EncoderConfig {
             head: Head::read(config)?,
             head_input: HeadInput::first(Activation::Tanh),
             details: Details {
-                ties_words: config.get("tie_word_embeddings")?.unwrap_or(true),
+                ties_words: config.is_set_or("tie_word_embeddings", true)?,
                 ..Details::default()
             },
         })

@@ -90,6 +90,7 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
     match config.names {
         names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
         names if names.prefix == bert::ROBERTA.prefix => byte_pairs::tokenizer(folder),
+        names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
         _ => read_tokenizer(folder),
     }
 }

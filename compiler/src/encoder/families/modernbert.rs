@@ -57,8 +57,8 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             is_mean: is_mean(config)?,
         },
         details: Details {
-            predicts_with_bias: config.get("decoder_bias")?.unwrap_or(true),
-            ties_words: config.get("tie_word_embeddings")?.unwrap_or(true),
+            predicts_with_bias: config.is_set_or("decoder_bias", true)?,
+            ties_words: config.is_set_or("tie_word_embeddings", true)?,
             ..Details::default()
         },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?

@@ -1,5 +1,7 @@
 //! NomicBERT: nomic-embed-text v1 and v1.5.
 
+use std::path::Path;
+
 use serde::de::DeserializeOwned;
 
 use super::{fields::expect, rope};
@@ -7,10 +9,11 @@ use crate::{
     config::ConfigFile,
     encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
     layers::{Activation, AttentionWindow, Scaling},
+    tokenizer_config::{read_bert_tokenizer, read_tokenizer},
 };
 use kivu::error::{Error, Result};
 
-const NAMES: Names = Names {
+pub(super) const NAMES: Names = Names {
     prefix: "bert.",
     words: WORDS,
     embedding_norm: Some("emb_ln"),
@@ -72,9 +75,22 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
+/// Reads the tokenizer in `folder`.
+pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    match is_authors_form(&ConfigFile::open(folder)?) {
+        true => read_tokenizer(folder),
+        false => read_bert_tokenizer(folder),
+    }
+}
+
+/// Whether a config has the form of the authors' own code, and not of `transformers` 5.
+fn is_authors_form(config: &ConfigFile) -> bool {
+    config.fields().contains_key("n_embd")
+}
+
 /// A field in the authors' own config form, which all their files have; the default matches the `transformers` form.
 fn own<T: DeserializeOwned>(config: &ConfigFile, field: &str, default: T) -> Result<T> {
-    match config.fields().contains_key("n_embd") {
+    match is_authors_form(config) {
         true => config.require(field),
         false => Ok(config.get(field)?.unwrap_or(default)),
     }
