@@ -59,7 +59,12 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("hyper_rustls::", &["compiler/src/hub/connect.rs"]),
     (
         "hyper_util::",
-        &["src/backend/triton/connect.rs", "compiler/src/hub/connect.rs", "cli/src/connections.rs"],
+        &[
+            "src/backend/triton/connect.rs",
+            "compiler/src/hub/connect.rs",
+            "cli/src/connections.rs",
+            "cli/src/ps.rs",
+        ],
     ),
     ("tokio_postgres::", &["src/batch/sink/"]),
     (
@@ -71,7 +76,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("multer::", &["src/api/files/upload.rs"]),
     ("metrics::", &["src/telemetry/"]),
     ("subtle::", &["src/api/auth/"]),
-    ("axum::", &["src/api/", "cli/src/connections.rs", "functions/"]),
+    ("axum::", &["src/api/", "cli/src/connections.rs", "cli/src/ps.rs", "functions/"]),
     ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs", "cli/src/unread_body.rs"]),
     (
         "http_body::",

@@ -17,7 +17,7 @@ use kivu::{
     backend::Engine,
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
-    pipeline::embedding::EmbeddingSettings,
+    pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
     repository::bundle::sha256_of,
 };
 
