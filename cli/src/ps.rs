@@ -147,7 +147,7 @@ mod tests {
         let row = |memory, last_use| Row {
             name: "minilm".into(),
             task: "feature-extraction".into(),
-            state: if memory == None { "available".into() } else { "loaded".into() },
+            state: if memory.is_none() { "available".into() } else { "loaded".into() },
             memory,
             last_use,
         };

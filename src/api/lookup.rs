@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct UsedModels {
     first: OnceLock<ModelLease>,
-    others: OnceLock<Box<UsedModels>>,
+    others: OnceLock<Box<Self>>,
 }
 
 impl UsedModels {

@@ -14,6 +14,7 @@ pub(crate) struct Buckets {
 }
 
 /// A model's values by bucket and head.
+#[derive(Clone, Copy)]
 pub(crate) struct BucketValues<'a> {
     /// The weight's name.
     pub(crate) table: &'a str,

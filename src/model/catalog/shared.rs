@@ -20,10 +20,10 @@ impl Shared {
     }
 
     /// Replaces all entries, and wakes requests that wait for one that is gone.
-    pub(super) fn replace(&self, entries: Arc<[Arc<Entry>]>) {
+    pub(super) fn replace(&self, entries: &Arc<[Arc<Entry>]>) {
         let old = {
             let mut current = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *current, Arc::clone(&entries))
+            std::mem::replace(&mut *current, Arc::clone(entries))
         };
         let is_gone = |entry: &&Arc<Entry>| !entries.iter().any(|now| Arc::ptr_eq(now, entry));
         for entry in old.iter().filter(is_gone) {
