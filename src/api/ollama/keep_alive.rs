@@ -35,6 +35,9 @@ impl KeepAlive {
             Some(rest) => (-1.0, rest),
             None => (1.0, text.strip_prefix('+').unwrap_or(text)),
         };
+        if rest.is_empty() {
+            return None;
+        }
         let mut seconds = 0.0;
         while !rest.is_empty() {
             let (number, others) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
@@ -44,7 +47,7 @@ impl KeepAlive {
             seconds += number.parse::<f64>().ok()? * factor;
             rest = others;
         }
-        (!text.is_empty()).then(|| Self::of_seconds(sign * seconds))?
+        Self::of_seconds(sign * seconds)
     }
 }
 
