@@ -43,7 +43,7 @@ REQUESTS = [
     ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "the cat"}]}], "embedding_types": ["float", "base64"]}),
     ("/v2/translate", {"text": ["the cat"], "source_lang": "EN", "target_lang": "PT", "split_sentences": "0"}),
     ("/translate", {"q": ["the cat"], "source": "en", "target": "pt", "alternatives": "2"}),
-    ("/api/embed", {"input": ["the cat"], "truncate": False}),
+    ("/api/embed", {"input": ["the cat"], "truncate": False, "keep_alive": "5m"}),
     ("/api/embeddings", {"prompt": "the cat"}),
     ("/api/show", {"name": "embedding:latest"}),
     ("/model/embedding/invoke", {"inputText": "the cat", "dimensions": 1, "normalize": False, "embeddingTypes": ["float", "binary"]}),
@@ -54,6 +54,9 @@ REQUESTS = [
     ("/v1/files", {"purpose": "batch"}),
     ("/v1/batches", {"input_file_id": "file-0", "endpoint": "/v1/embeddings", "completion_window": "24h", "metadata": {"a": "b"}}),
     ("/v1/batches/{batch_id}/cancel", {}),
+    ("/api/pull", {"model": "embedding", "stream": False}),
+    ("/v2/repository/models/embedding/load", {}),
+    ("/v2/repository/models/embedding/unload", {}),
 ]
 
 

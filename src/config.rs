@@ -28,7 +28,7 @@ use serde::Deserialize;
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
-    choice::{EngineChoice, LogFormat, parse_address, parse_instructions},
+    choice::{EngineChoice, Load, LogFormat, parse_address, parse_bytes, parse_instructions},
     files::FilesConfig,
     hub::HubConfig,
     limits::{Limits, MAX_TEXTS},
@@ -87,6 +87,11 @@ pub struct Config {
     /// Served models; the first is the default for requests without a model.
     #[serde(deserialize_with = "models::paths_or_tables")]
     pub models: Vec<ModelConfig>,
+    /// When models are loaded.
+    pub load: Load,
+    /// Memory for models that are loaded on demand, in bytes.
+    #[serde(deserialize_with = "choice::bytes")]
+    pub max_memory: Option<u64>,
     /// Model aliases: maps each alias to a model name.
     pub aliases: BTreeMap<String, String>,
     /// Servers that may run models for this process.
@@ -123,6 +128,8 @@ impl Default for Config {
             auth: AuthConfig::default(),
             page: true,
             models: Vec::new(),
+            load: Load::default(),
+            max_memory: None,
             aliases: BTreeMap::new(),
             fleet: FleetConfig::default(),
             s3: S3Config::default(),
@@ -207,6 +214,25 @@ impl Config {
         match positive.iter().find(|(_, value)| *value == 0) {
             Some((name, _)) => Err(Error::config(format!("expected `{name}` above 0, but found 0"))),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses a memory limit that has no effect.
+    pub fn check_load(&self) -> Result<()> {
+        match (self.load, self.max_memory) {
+            (Load::Start, Some(_)) => Err(Error::config(
+                "expected `load = \"on-demand\"` with `max_memory`, since models that are loaded at start stay loaded, but \
+                 found `start`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Memory for models that are loaded on demand, in bytes: as configured, or half of what this process may use.
+    pub fn model_memory(&self) -> Result<u64> {
+        match self.max_memory.or_else(|| Some(self.memory_limit? / 2)) {
+            Some(bytes) => Ok(bytes),
+            None => Ok(memory::total()? / 2),
         }
     }
 
@@ -303,6 +329,25 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_a_number_of_bytes() {
+        let memory = |value: &str| {
+            let config = load("load = 'on-demand'", &[("KIVU_MAX_MEMORY", value)]);
+            config.map(|config| config.model_memory().unwrap()).ok()
+        };
+        assert_eq!(memory("2GB"), Some(2_000_000_000));
+        assert_eq!(memory("1.5 GiB"), Some(3 << 29));
+        assert_eq!(memory("500mb"), Some(500_000_000));
+        assert_eq!(memory("123456"), Some(123_456));
+        assert_eq!(load("max_memory = 1000", &[]).unwrap().max_memory, Some(1000));
+        for wrong in ["0", "-1GB", "GB", "2XB", "1e999", "nan", "2 GB of memory"] {
+            assert_eq!(memory(wrong), None, "{wrong}");
+        }
+        let half = Config { memory_limit: Some(4000), ..Config::default() };
+        assert_eq!(half.model_memory().unwrap(), 2000);
+        assert!(Config::default().model_memory().unwrap() > 1 << 20, "half of the machine's memory");
+    }
+
+    #[test]
     fn empty_variables_are_ignored() {
         let names =
             ["MODELS", "LISTEN", "LIMITS__TEXTS", "CACHE", "PREFIX", "FLEET__URLS", "AUTH__MODE", "CONFIG"];
@@ -344,6 +389,7 @@ mod tests {
             "BATCH__MARGIN_MS",
             "ALIASES",
             "BATCH__RULES",
+            "MAX_MEMORY",
         ];
         let errors: Vec<_> = keys.iter().map(|key| refused(&format!("KIVU_{key}"), "x y")).collect();
         insta::assert_snapshot!(errors.join("\n"), @r#"
@@ -365,7 +411,9 @@ mod tests {
         `KIVU_BATCH__MARGIN_MS`: invalid type: string "x y", expected an integer
         `KIVU_ALIASES`: invalid type: string "x y", expected a map
         `KIVU_BATCH__RULES`: invalid type: string "x y", expected a sequence
+        `KIVU_MAX_MEMORY`: expected a number of bytes above 0 such as `2GB`, but found `x y`
         "#);
+        insta::assert_snapshot!(refused("KIVU_LOAD", "later"), @"`KIVU_LOAD`: expected `start`, `on-demand`, but found `later`");
         let table =
             |text: &str| load(text, &[]).unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
         insta::assert_snapshot!(table("models = [{ path = 'a', polcy = 'auto' }]"), @"unknown field `polcy`, expected one of `name`, `path`, `policy`, `remote`, `urls`, `version`");

@@ -1,35 +1,29 @@
 //! Models: bundles, opened as pipelines for their tasks.
 
+mod catalog;
+mod listing;
 mod load;
 mod memory;
 mod pipeline;
 mod settings;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
-use self::{
-    load::{Loaded, Placement, engine, load},
-    memory::LongestText,
-};
 pub use self::{
+    catalog::{Catalog, Entry, ModelLease, ModelState},
     pipeline::Pipeline,
     settings::{FleetSettings, ModelSettings},
+};
+use self::{
+    listing::{Bundles, Listed, none_found},
+    load::{Loaded, Placement, engine, load},
+    memory::LongestText,
 };
 use crate::{
     backend::{Deadline, MappedFiles, native},
     config::{Config, FleetConfig, ModelConfig, Policy},
-    error::{Error, Result, quoted},
-    repository::{
-        Bundle, Manifest,
-        bundle::MANIFEST,
-        remote,
-        s3::{Store, Url},
-    },
+    error::{Error, Result},
+    repository::Manifest,
 };
 
 /// Timeout for the fleet's model description at startup; if it expires, the first request fetches the description.
@@ -60,91 +54,58 @@ impl Model {
     /// Opens all models in configuration order. Models share the weights from equal files.
     pub fn open_all(config: &Config) -> Result<Vec<Self>> {
         native::use_instructions(config.instructions)?;
-        let store = Store::new(config.s3.timeout());
-        let mut models: Vec<Self> = Vec::new();
+        let listed = Bundles::new(config).list(config, &mut Err)?;
+        if listed.is_empty() {
+            return Err(none_found());
+        }
         let mut shared: Vec<(Placement, Loaded)> = Vec::new();
-        for model in &config.models {
-            for bundle in bundles(model, &store)? {
-                let mut manifest = bundle.manifest().clone();
-                let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
-                if models.iter().any(|known| known.name == name) {
-                    return Err(Error::config(format!(
-                        "expected a unique name for each model, but found `{name}` twice; \
-                         set `name` in `kivu.toml`"
-                    )));
-                }
-                // If two bundles come from one hub repository, the first has the repository's name.
-                let repository = manifest.source.from.split('@').next().unwrap_or_default();
-                if models.iter().any(|known| known.manifest.aliases.iter().any(|alias| alias == repository)) {
-                    manifest.aliases.retain(|alias| alias != repository);
-                }
-                let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
-                manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
-                let placement = placement(model, config, &manifest, &name)?;
-                let known = shared.iter().position(|(known, _)| *known == placement);
-                let index = known.unwrap_or(shared.len());
-                if known.is_none() {
-                    let loaded = load(&bundle, config, &placement)?;
-                    shared.push((placement, loaded));
-                }
-                let (placement, loaded) = &shared[index];
-                let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
-                let backend = loaded.route.local_encoder().cloned();
-                let pipeline = Pipeline::new(&manifest, loaded.clone(), config.limits.tokens)?;
-                check_fleet(&name, &pipeline)?;
-                let engine = engine(config, &manifest);
-                let settings = ModelSettings::new(config, placement, engine, pipeline.max_tokens());
-                let digest = bundle.digest().to_owned();
-                let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
-                models.push(Self {
-                    name,
-                    manifest,
-                    digest,
-                    arithmetic,
-                    settings,
-                    pipeline,
-                    max_input_memory,
-                    files,
-                });
+        let mut models: Vec<Self> = Vec::new();
+        for one in &listed {
+            let placement = placement(&one.config, config, &one.manifest, &one.name)?;
+            let known = shared.iter().position(|(known, _)| *known == placement);
+            let index = known.unwrap_or(shared.len());
+            if known.is_none() {
+                let loaded = load(&one.bundle, config, &placement)?;
+                shared.push((placement, loaded));
             }
+            let (placement, loaded) = &shared[index];
+            models.push(Self::new(one, config, placement, loaded.clone())?);
         }
-        if models.is_empty() {
-            return Err(Error::config(
-                "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face \
-                 hub, or set `models` in `kivu.toml`",
-            ));
-        }
-        check_aliases(&models, config)?;
         memory::warn(models.iter().filter_map(Self::longest_text), config.memory_limit);
         Ok(models)
+    }
+
+    /// Opens one model.
+    fn open(listed: &Listed, config: &Config) -> Result<Self> {
+        let placement = placement(&listed.config, config, &listed.manifest, &listed.name)?;
+        let loaded = load(&listed.bundle, config, &placement)?;
+        Self::new(listed, config, &placement, loaded)
+    }
+
+    fn new(listed: &Listed, config: &Config, placement: &Placement, loaded: Loaded) -> Result<Self> {
+        let Listed { name, manifest, bundle, .. } = listed;
+        let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
+        let backend = loaded.route.local_encoder().cloned();
+        let pipeline = Pipeline::new(manifest, loaded, config.limits.tokens)?;
+        check_fleet(name, &pipeline)?;
+        let settings = ModelSettings::new(config, placement, engine(config, manifest), pipeline.max_tokens());
+        let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
+        Ok(Self {
+            name: name.clone(),
+            manifest: manifest.clone(),
+            digest: bundle.digest().to_owned(),
+            arithmetic,
+            settings,
+            pipeline,
+            max_input_memory,
+            files,
+        })
     }
 
     fn longest_text(&self) -> Option<LongestText<'_>> {
         let (model, tokens) = (&self.name, self.pipeline.max_tokens());
         self.max_input_memory.map(|bytes| LongestText { model, tokens, bytes })
     }
-}
-
-/// Refuses aliases for unknown models, and names shared by two models.
-fn check_aliases(models: &[Model], config: &Config) -> Result<()> {
-    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-    if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {
-        return Err(Error::config(format!(
-            "expected `aliases.{alias}` to be the name of a served model, {}, but found `{name}`",
-            quoted(&names)
-        )));
-    }
-    let mut known = names;
-    for alias in models.iter().flat_map(|model| &model.manifest.aliases) {
-        if known.contains(&alias.as_str()) {
-            return Err(Error::config(format!(
-                "expected different aliases and names, but found `{alias}` twice; change `aliases` in \
-                 `kivu.toml` or in the recipe"
-            )));
-        }
-        known.push(alias);
-    }
-    Ok(())
 }
 
 /// Where the model `name` runs.
@@ -189,41 +150,4 @@ fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
     let checked = thread::scope(|scope| scope.spawn(check).join());
     let checked = checked.unwrap_or_else(|_| Err(Error::model("the check panicked")));
     checked.map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))
-}
-
-/// The bundle at a model's path, or the bundles in its folder.
-fn bundles(model: &ModelConfig, store: &Store) -> Result<Vec<Bundle>> {
-    if let Some(url) = Url::of(&model.path) {
-        return Ok(vec![remote::open(store, &url?)?]);
-    }
-    if model.path.join(MANIFEST).is_file() {
-        return Ok(vec![Bundle::open(&model.path)?]);
-    }
-    let mut folders = folders_with_manifest(&model.path)?;
-    folders.sort();
-    if folders.is_empty() {
-        // Fails, with an error that suggests what to do.
-        return Ok(vec![Bundle::open(&model.path)?]);
-    }
-    if model.name.is_some() && folders.len() > 1 {
-        let names: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        return Err(Error::config(format!(
-            "expected one bundle for a model with a name, but found {}",
-            quoted(&names)
-        )));
-    }
-    folders.iter().map(|folder| Bundle::open(folder)).collect()
-}
-
-fn folders_with_manifest(path: &Path) -> Result<Vec<PathBuf>> {
-    let Ok(entries) = std::fs::read_dir(path) else { return Ok(Vec::new()) };
-    let mut folders = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        // Builds in progress are in hidden folders.
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") && entry.path().join(MANIFEST).is_file() {
-            folders.push(entry.path());
-        }
-    }
-    Ok(folders)
 }

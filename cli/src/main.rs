@@ -7,12 +7,14 @@ mod completions;
 mod connections;
 mod doctor;
 mod example;
+mod fetch;
 mod init;
 mod interrupt;
 mod key;
 mod models;
 mod named;
 mod onnx_runtime;
+mod ps;
 mod pull;
 mod push;
 mod quality;
@@ -41,6 +43,7 @@ Examples:
   kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
   kivu run translate-en-pt 'Good morning'    print a model's result for a text
   kivu models                                list the models on this machine
+  kivu ps                                    list the models of a running server
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
   kivu doctor --fix                          install what this machine lacks
 
@@ -67,6 +70,7 @@ enum Command {
     #[command(visible_alias = "list")]
     Models(models::Arguments),
     Show(show::Arguments),
+    Ps(ps::Arguments),
     Rm(rm::Arguments),
     Batch(Box<batch::Arguments>),
     Bench(bench::Arguments),
@@ -118,6 +122,7 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Init(arguments) => init::run(&arguments),
         Command::Key(arguments) => key::run(&arguments),
         Command::Models(arguments) => models::run(&arguments, &config),
+        Command::Ps(arguments) => ps::run(&arguments, &config),
         Command::Pull(arguments) => pull::run(&arguments, &config),
         Command::Push(arguments) => push::run(arguments, config),
         Command::Rm(arguments) => rm::run(&arguments, &config),

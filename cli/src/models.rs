@@ -122,7 +122,7 @@ fn built_without_out(config: &Config) -> Vec<Row> {
 }
 
 /// A duration in its largest unit.
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

@@ -15,6 +15,7 @@ use tokio::{net::TcpListener, runtime::Builder};
 
 use super::{
     connections, example,
+    fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
     named::{BuildArguments, find_all, resolve_all},
     terminal::print,
@@ -22,9 +23,9 @@ use super::{
 use kivu::{
     api::{App, BatchRunner, BindScope, Files, Guard, below, router},
     backend::MappedFiles,
-    config::{Config, parse_address},
+    config::{Config, Load, parse_address, parse_bytes},
     error::{Error, Result},
-    model::Model,
+    model::Catalog,
     telemetry::Prometheus,
 };
 use kivu_compiler::{abandon, named::Options};
@@ -61,6 +62,13 @@ pub(super) struct Arguments {
     /// The port to listen on, at kivu.toml's address
     #[arg(long, conflicts_with = "listen")]
     port: Option<u16>,
+    /// When models are loaded: all at start, or each by its first request [default: as in kivu.toml, or start]
+    #[arg(long)]
+    load: Option<Load>,
+    /// Memory for models that are loaded on demand, such as 2GB [default: as in kivu.toml, or half of what the process
+    /// may use]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    max_memory: Option<u64>,
     /// Exit when standard input is closed, as it is when the parent process ends
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
@@ -89,6 +97,9 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     if let Some(port) = arguments.port {
         config.listen.set_port(port);
     }
+    config.load = arguments.load.unwrap_or(config.load);
+    config.max_memory = arguments.max_memory.or(config.max_memory);
+    config.check_load()?;
     // Blocking tasks only tokenize, so one thread per CPU is enough; none waits for I/O.
     let runtime = Builder::new_multi_thread()
         .enable_all()
@@ -109,6 +120,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let prometheus = Prometheus::install()?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
+    let fetcher = Fetcher { config: config.clone(), options: options.clone() };
     let mut early_signals = None;
     if !find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
@@ -121,16 +133,16 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         };
         early_signals = Some(signals);
     }
-    let models = tokio::task::block_in_place(|| Model::open_all(&config))?;
+    let catalog = Arc::new(tokio::task::block_in_place(|| Catalog::open(&config))?);
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
     let url = format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
-    let _ = announce(&url, &models, config.page, guard.requires_key());
-    let files: Vec<_> = models.iter().map(|model| Arc::clone(&model.files)).collect();
+    let _ = announce(&url, &catalog, config.page, guard.requires_key());
+    let files = catalog.mapped_files();
     let stop = async {
         tokio::select! {
             _ = signals.next() => Ok(()),
-            path = changed(&files) => Err(Error::model(format!(
+            path = changed(&files, &catalog) => Err(Error::model(format!(
                 "expected `{}` to be unchanged since it was loaded, but it was written to; replace bundles as a whole \
                  (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again",
                 path.display()
@@ -140,11 +152,15 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let timeout = config.limits.timeout();
     let files = Files::open(&config)?;
     let runner = files.clone().map(|files| {
-        let app = App::new(models.clone(), config.limits.clone());
+        let app = App::of_catalog(Arc::clone(&catalog), config.limits.clone());
         BatchRunner::start(app, files, Duration::from_millis(config.batch.save_ms))
     });
     let runner = runner.transpose()?;
-    let app = App::new(models, config.limits).with_guard(guard).with_metrics(prometheus).with_files(files);
+    let app = App::of_catalog(Arc::clone(&catalog), config.limits);
+    let mut app = app.with_guard(guard).with_metrics(prometheus).with_files(files);
+    if !fetcher.config.hub.offline {
+        app = app.with_fetcher(Arc::new(fetcher));
+    }
     let router = router(app.with_page(config.page));
     let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
     runner.into_iter().for_each(BatchRunner::stop);
@@ -166,20 +182,27 @@ async fn upkeep(prometheus: Prometheus) {
     }
 }
 
-/// Waits until a mapped weight file is modified; returns its path.
-async fn changed(files: &[Arc<MappedFiles>]) -> &Path {
+/// Waits until a weight file of a model that stays loaded is modified; returns its path. Tends the other models.
+async fn changed<'a>(files: &'a [Arc<MappedFiles>], catalog: &Catalog) -> &'a Path {
     let mut interval = tokio::time::interval(FILE_CHECK);
     loop {
         interval.tick().await;
         if let Some(path) = files.iter().find_map(|files| files.changed()) {
             return path;
         }
+        catalog.tend();
     }
 }
 
-fn announce(url: &str, models: &[Model], has_page: bool, requires_key: bool) -> Result<()> {
-    for model in models {
-        print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
+fn announce(url: &str, catalog: &Catalog, has_page: bool, requires_key: bool) -> Result<()> {
+    let models = catalog.entries();
+    if let Some((memory, _)) = catalog.budget() {
+        let (count, memory) = (models.len(), memory / 1_000_000);
+        print(&format!("serving {count} models on demand, within {memory} MB, on {url}"))?;
+    } else {
+        for model in models.iter() {
+            print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
+        }
     }
     let Some(first) = models.first() else { return Ok(()) };
     print(&match has_page {

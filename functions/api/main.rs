@@ -18,7 +18,7 @@ use kivu::{
     api::{App, BindScope, Files, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
     config::{Config, LogFormat},
-    model::Model,
+    model::Catalog,
     telemetry::{self, Embedded, start_log},
 };
 use lambda_http::{
@@ -145,14 +145,16 @@ async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let files = Files::open(&config)?;
-    let models = tokio::task::spawn_blocking(move || Model::open_all(&config));
+    let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
-    let models = models.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
+    let catalog = catalog.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
     Ok(below(
         prefix.as_deref(),
-        router(App::new(models, limits).with_guard(guard).with_page(page).with_files(files)),
+        router(
+            App::of_catalog(Arc::new(catalog), limits).with_guard(guard).with_page(page).with_files(files),
+        ),
     ))
 }
 

@@ -8,17 +8,14 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{auth::Guard, body_memory::BodyMemory, files::Files, rejection::Rejection};
+use super::{
+    auth::Guard, body_memory::BodyMemory, files::Files, ollama::pull::FetchModel, rejection::Rejection,
+};
 use crate::{
+    backend::Deadline,
     config::Limits,
     error::{Error, Result},
-    model::{Model, Pipeline},
-    pipeline::{
-        Task,
-        classification::ClassificationPipeline,
-        embedding::{EmbeddingPipeline, VectorKind},
-        ranking::RankingPipeline,
-    },
+    model::{Catalog, Entry, Model},
     task::Scope,
     telemetry::Prometheus,
 };
@@ -36,7 +33,7 @@ pub(super) async fn restricted_to<T>(models: Vec<String>, request: impl Future<O
 /// A server's models, and how it serves them.
 #[derive(Debug)]
 pub struct App {
-    models: Vec<Model>,
+    pub(super) catalog: Arc<Catalog>,
     pub(super) limits: Limits,
     /// One permit for each concurrent request.
     pub(super) permits: Arc<Semaphore>,
@@ -44,6 +41,10 @@ pub struct App {
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
+    /// Fetches models for `/api/pull`, if this server may.
+    pub(super) fetcher: Option<Arc<dyn FetchModel>>,
+    /// One permit, since a fetch may use all processors.
+    pub(super) pulls: Arc<Semaphore>,
     /// Uploaded files and batches, if they are turned on.
     pub(super) files: Option<Arc<Files>>,
     /// The OpenAPI document, written when it is first requested.
@@ -53,16 +54,23 @@ pub struct App {
 impl App {
     /// Serves `models` within `limits`, open to every client.
     pub fn new(models: Vec<Model>, limits: Limits) -> Self {
+        Self::of_catalog(Arc::new(Catalog::of_models(models)), limits)
+    }
+
+    /// Serves the models in `catalog` within `limits`, open to every client.
+    pub fn of_catalog(catalog: Arc<Catalog>, limits: Limits) -> Self {
         let permits = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
         let bodies = BodyMemory::new(&limits);
         Self {
-            models,
+            catalog,
             limits,
             permits,
             bodies,
             guard: Guard::default(),
             prometheus: None,
             has_page: true,
+            fetcher: None,
+            pulls: Arc::new(Semaphore::new(1)),
             files: None,
             document: OnceLock::new(),
         }
@@ -80,6 +88,12 @@ impl App {
         Self { files, ..self }
     }
 
+    /// Fetches models with `fetcher` when `/api/pull` asks for them.
+    #[must_use]
+    pub fn with_fetcher(self, fetcher: Arc<dyn FetchModel>) -> Self {
+        Self { fetcher: Some(fetcher), ..self }
+    }
+
     /// Serves metrics at `/metrics`.
     #[must_use]
     pub fn with_metrics(self, prometheus: Prometheus) -> Self {
@@ -93,101 +107,32 @@ impl App {
     }
 
     /// Models that the current request's caller may use.
-    pub(super) fn models(&self) -> impl Iterator<Item = &Model> {
-        self.models.iter().filter(|model| {
-            let is_allowed = |allowed: &Vec<String>| allowed.is_empty() || allowed.contains(&model.name);
-            ALLOWED_MODELS.try_with(is_allowed).unwrap_or(true)
-        })
+    pub(super) fn models(&self) -> Vec<Arc<Entry>> {
+        self.catalog.entries().iter().filter(|entry| caller_may_use(&entry.name)).cloned().collect()
     }
 
     /// Looks up a model by name; `None` selects the first one.
-    pub(super) fn model(&self, name: Option<&str>) -> Result<&Model> {
-        let Some(name) = name else { return self.models().next().ok_or(Error::NoModel) };
-        self.find(name).map(|(model, _)| model).ok_or_else(|| Error::UnknownModel {
-            name: name.to_owned(),
-            known: self.models().map(|model| model.name.clone()).collect(),
-        })
+    pub(super) fn model(&self, name: Option<&str>) -> Result<Arc<Entry>> {
+        let models = self.models();
+        let Some(name) = name else { return models.first().cloned().ok_or(Error::NoModel) };
+        let found = find(&models, name).map(|(model, _)| Arc::clone(model));
+        found.ok_or_else(|| unknown(name, &models))
+    }
+
+    /// Looks up a model by name. New models are looked for before a name is unknown.
+    pub(super) async fn entry(&self, name: Option<&str>, deadline: Deadline) -> Result<Arc<Entry>> {
+        match self.model(name) {
+            Err(Error::UnknownModel { .. }) if self.catalog.is_on_demand() => {
+                self.catalog.refresh(deadline).await;
+                self.model(name)
+            }
+            found => found,
+        }
     }
 
     /// The prompt in an embedding model's name, as in `minilm:query`: for clients that cannot send it otherwise.
     pub(super) fn named_prompt(&self, name: Option<&str>) -> Option<String> {
-        self.find(name?)?.1.map(str::to_owned)
-    }
-
-    /// Looks up a model by name or alias, with the prompt after its name. Ollama clients add `:latest` to names.
-    fn find(&self, name: &str) -> Option<(&Model, Option<&str>)> {
-        let is_named = |model: &Model, name: &str| {
-            model.name == name || model.manifest.aliases.iter().any(|alias| alias == name)
-        };
-        let named = |name: &str| self.models().find(|model| is_named(model, name));
-        if let Some(model) = named(name) {
-            return Some((model, None));
-        }
-        let (name, suffix) = name.rsplit_once(':')?;
-        let model = named(name)?;
-        if suffix == "latest" {
-            return Some((model, None));
-        }
-        Some((model, model.pipeline.embedding()?.prompt_name(suffix).ok()?))
-    }
-
-    /// Looks up a model, which must be for `task`; without a name, the first model for it.
-    pub(super) fn pipeline<'a, P>(
-        &'a self,
-        name: Option<&str>,
-        task: Task,
-        pick: impl Fn(&'a Pipeline) -> Option<P>,
-    ) -> Result<(&'a Model, P)> {
-        if name.is_none() {
-            let found = self.models().find_map(|model| Some((model, pick(&model.pipeline)?)));
-            return found.ok_or_else(|| {
-                Error::invalid(format!(
-                    "expected a served model for `{task}`, but found none; `GET /models` lists the models"
-                ))
-            });
-        }
-        let model = self.model(name)?;
-        let pipeline = pick(&model.pipeline).ok_or_else(|| {
-            Error::invalid(format!(
-                "expected a model for `{task}`, but `{}` is for `{}`",
-                model.name, model.manifest.task
-            ))
-        })?;
-        Ok((model, pipeline))
-    }
-
-    /// Looks up an embedding model; without a name, the first one with vectors of this kind, or the first one.
-    pub(super) fn embedding_with(
-        &self,
-        name: Option<&str>,
-        kind: VectorKind,
-    ) -> Result<(&Model, &EmbeddingPipeline)> {
-        let with = |kind: Option<VectorKind>| {
-            let has = |pipeline: &&EmbeddingPipeline| kind.is_none_or(|kind| pipeline.settings().has(kind));
-            self.pipeline(name, Task::FeatureExtraction, |pipeline| pipeline.embedding().filter(has))
-        };
-        with(Some(kind)).or_else(|_| with(None))
-    }
-
-    pub(super) fn classification(&self, name: Option<&str>) -> Result<(&Model, &ClassificationPipeline)> {
-        self.pipeline(name, Task::TextClassification, Pipeline::classification)
-    }
-
-    /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
-    /// after all others, models with multi-vectors first.
-    pub(super) fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
-        let ranking = |pipeline: &Pipeline| pipeline.ranking().cloned();
-        let with = |kind| {
-            move |pipeline: &Pipeline| {
-                let embedding = pipeline.embedding().filter(|pipeline| pipeline.settings().has(kind));
-                embedding.cloned().map(RankingPipeline::Embedding)
-            }
-        };
-        let task = Task::TextRanking;
-        self.pipeline(name, task, ranking).or_else(|error| {
-            let found = self.pipeline(name, task, with(VectorKind::MultiVector));
-            found.or_else(|_| self.pipeline(name, task, with(VectorKind::Dense))).map_err(|_| error)
-        })
+        find(&self.models(), name?)?.1.map(str::to_owned)
     }
 
     /// Defaults and limits of a request.
@@ -202,5 +147,36 @@ impl App {
             return Ok(());
         }
         Err(Rejection::new(StatusCode::NOT_FOUND, format!("no route `{path}`: `page` is off")))
+    }
+}
+
+/// Whether the current request's caller may use the model with this name.
+pub(super) fn caller_may_use(name: &str) -> bool {
+    let is_listed = |allowed: &Vec<String>| allowed.is_empty() || allowed.iter().any(|one| one == name);
+    ALLOWED_MODELS.try_with(is_listed).unwrap_or(true)
+}
+
+/// Looks up a model by name or alias, with the prompt after its name. Ollama clients add `:latest` to names.
+fn find<'a>(models: &'a [Arc<Entry>], name: &str) -> Option<(&'a Arc<Entry>, Option<&'a str>)> {
+    let is_named = |model: &Entry, name: &str| {
+        model.name == name || model.manifest.aliases.iter().any(|alias| alias == name)
+    };
+    let named = |name: &str| models.iter().find(|model| is_named(model, name));
+    if let Some(model) = named(name) {
+        return Some((model, None));
+    }
+    let (name, suffix) = name.rsplit_once(':')?;
+    let model = named(name)?;
+    if suffix == "latest" {
+        return Some((model, None));
+    }
+    Some((model, model.settings()?.embedding()?.prompt_name(suffix).ok()?))
+}
+
+/// The error for a name that no model has.
+pub(super) fn unknown(name: &str, models: &[Arc<Entry>]) -> Error {
+    Error::UnknownModel {
+        name: name.to_owned(),
+        known: models.iter().map(|model| model.name.clone()).collect(),
     }
 }

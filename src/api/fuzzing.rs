@@ -291,11 +291,14 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
             quality: None,
             other_vectors: [].into(),
         },
-        embedding: None,
-        classification: None,
-        token_classification: None,
+        embedding: pipeline.embedding().map(|pipeline| pipeline.settings().clone()),
+        classification: classification(&pipeline).map(|pipeline| pipeline.settings().clone()),
+        token_classification: match &pipeline {
+            Pipeline::TokenClassification(pipeline) => Some(pipeline.settings().clone()),
+            _ => None,
+        },
         zero_shot_entities: None,
-        seq2seq: None,
+        seq2seq: pipeline.generator().map(|pipeline| pipeline.settings().clone()),
         tensors: TensorNames::default(),
         allowed: Vec::new(),
         warnings: Vec::new(),
@@ -307,6 +310,15 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     let max_tokens = pipeline.max_tokens();
     let settings = ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None };
     Model { name, digest, arithmetic, manifest, settings, pipeline, max_input_memory, files }
+}
+
+fn classification(pipeline: &Pipeline) -> Option<&ClassificationPipeline> {
+    match pipeline {
+        Pipeline::Classification(pipeline)
+        | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+        | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Some(pipeline),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

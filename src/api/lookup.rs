@@ -1,31 +1,85 @@
-//! A request's models, by name or by task.
+//! A request's models, by name or by task. A model that is not loaded is loaded first.
 
-use super::request::Context;
+use std::sync::{Arc, OnceLock};
+
+use super::{app, request::Context};
 use crate::{
-    error::Result,
-    model::{Model, Pipeline},
+    error::{Error, Result},
+    model::{Entry, Model, ModelLease, Pipeline},
     pipeline::{
         Task,
         classification::ClassificationPipeline,
         embedding::{EmbeddingPipeline, VectorKind},
         ranking::RankingPipeline,
     },
+    repository::TaskSettings,
 };
+
+/// The models that a request uses; they stay loaded until its end.
+#[derive(Debug, Default)]
+pub(super) struct UsedModels {
+    first: OnceLock<ModelLease>,
+    others: OnceLock<Box<UsedModels>>,
+}
+
+impl UsedModels {
+    fn keep(&self, lease: ModelLease) -> &Model {
+        let first = self.first.get_or_init(|| lease.clone());
+        if first.is_same(&lease) { first } else { self.others.get_or_init(Box::default).keep(lease) }
+    }
+}
+
+/// Whether a model does what a request needs, as far as its manifest says.
+type Serves<'a> = &'a (dyn Fn(&TaskSettings<'_>) -> bool + Sync);
 
 impl Context {
     /// Looks up a model by name; `None` selects the first one.
     pub(super) async fn model(&self, name: Option<&str>) -> Result<&Model> {
-        self.app.model(name)
+        let entry = self.entry(name).await?;
+        self.load(&entry).await
     }
 
-    /// Looks up a model, which must be for `task`; without a name, the first model for it.
+    /// Looks up a model without loading it. New models are looked for before a name is unknown.
+    pub(super) async fn entry(&self, name: Option<&str>) -> Result<Arc<Entry>> {
+        self.app.entry(name, self.deadline).await
+    }
+
+    /// Looks up a model, which must be for `task`; without a name, the first one that does what is needed.
     pub(super) async fn pipeline<'a, P>(
         &'a self,
         name: Option<&str>,
         task: Task,
+        serves: &[Serves<'_>],
         pick: impl Fn(&'a Pipeline) -> Option<P>,
     ) -> Result<(&'a Model, P)> {
-        self.app.pipeline(name, task, pick)
+        let wrong = |entry: &Entry| {
+            Error::invalid(format!(
+                "expected a model for `{task}`, but `{}` is for `{}`",
+                entry.name, entry.manifest.task
+            ))
+        };
+        let does = |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
+        let entry = match name {
+            Some(_) => {
+                let entry = self.entry(name).await?;
+                let is_fit = serves.iter().any(|serves| does(&entry, serves));
+                if is_fit { Some(entry) } else { return Err(wrong(&entry)) }
+            }
+            None => {
+                let models = self.app.models();
+                let first = |serves: &Serves<'_>| models.iter().find(|model| does(model, serves)).cloned();
+                serves.iter().find_map(first)
+            }
+        };
+        let entry = entry.ok_or_else(|| {
+            Error::invalid(format!(
+                "expected a served model for `{task}`, but found none; `GET /models` lists the models"
+            ))
+        })?;
+        let model = self.load(&entry).await?;
+        // A newer bundle may be for another task.
+        let pipeline = pick(&model.pipeline).ok_or_else(|| wrong(&entry))?;
+        Ok((model, pipeline))
     }
 
     /// Looks up an embedding model; without a name, the first one with dense vectors, or the first one.
@@ -39,19 +93,41 @@ impl Context {
         name: Option<&str>,
         kind: VectorKind,
     ) -> Result<(&Model, &EmbeddingPipeline)> {
-        self.app.embedding_with(name, kind)
+        let with_kind =
+            move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind));
+        let any = |own: &TaskSettings<'_>| own.embedding().is_some();
+        self.pipeline(name, Task::FeatureExtraction, &[&with_kind, &any], Pipeline::embedding).await
     }
 
     pub(super) async fn classification(
         &self,
         name: Option<&str>,
     ) -> Result<(&Model, &ClassificationPipeline)> {
-        self.app.classification(name)
+        let serves = |own: &TaskSettings<'_>| matches!(own, TaskSettings::Classification(_));
+        self.pipeline(name, Task::TextClassification, &[&serves], Pipeline::classification).await
     }
 
     /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
     /// after all others, models with multi-vectors first.
     pub(super) async fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
-        self.app.ranking(name)
+        let ranks = |own: &TaskSettings<'_>| {
+            matches!(own, TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_))
+        };
+        let with =
+            |kind| move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind));
+        let (multi_vector, dense) = (with(VectorKind::MultiVector), with(VectorKind::Dense));
+        let pick = |pipeline: &Pipeline| {
+            let embedding = || pipeline.embedding().cloned().map(RankingPipeline::Embedding);
+            pipeline.ranking().cloned().or_else(embedding)
+        };
+        self.pipeline(name, Task::TextRanking, &[&ranks, &multi_vector, &dense], pick).await
+    }
+
+    /// Loads a model, which stays loaded until the end of the request.
+    pub(super) async fn load(&self, entry: &Arc<Entry>) -> Result<&Model> {
+        match self.app.catalog.lease(entry, self.deadline).await? {
+            Some(lease) => Ok(self.models.keep(lease)),
+            None => Err(app::unknown(&entry.name, &self.app.models())),
+        }
     }
 }

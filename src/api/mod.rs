@@ -55,6 +55,7 @@ pub use self::{
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     batches::{BatchObjects, BatchRunner},
     files::Files,
+    ollama::pull::{FetchModel, FetchProgress},
     startup::LazyRouter,
 };
 use self::{observe::Observed, rejection::Rejection};

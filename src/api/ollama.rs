@@ -1,14 +1,16 @@
-//! Ollama's `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show` and `/api/version`.
+//! Ollama's `/api/embed` and `/api/embeddings`, and its routes about models.
 
-use std::sync::Arc;
+mod keep_alive;
+pub(super) mod models;
+pub(super) mod pull;
 
-use axum::{Json, extract::State};
+use std::time::{Duration, Instant};
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
+use self::keep_alive::KeepAlive;
 use super::{
-    app::App,
     inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
@@ -17,8 +19,8 @@ use super::{
 use crate::{
     error::Result,
     json::Content,
-    json_schemas::{Object, OptionalText, OptionalTexts},
-    model::Model,
+    json_schemas::{OptionalText, OptionalTexts},
+    model::{Model, ModelState},
     pipeline::embedding::Embeddings,
     task::embedding::EmbeddingParameters,
 };
@@ -37,6 +39,8 @@ pub(super) struct OllamaEmbedRequest {
     /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
     dimensions: Option<usize>,
+    /// How long the model stays loaded after this request, if models are loaded on demand.
+    keep_alive: Option<KeepAlive>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -48,15 +52,8 @@ pub(super) struct OllamaEmbeddingsRequest {
     #[serde(default)]
     #[schemars(with = "Option<OptionalText>")]
     prompt: Content,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `model`")]
-pub(super) struct OllamaShowRequest {
-    /// Model name; the default is the first model.
-    model: Option<String>,
-    /// The older name for `model`.
-    name: Option<String>,
+    /// How long the model stays loaded after this request, if models are loaded on demand.
+    keep_alive: Option<KeepAlive>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -66,7 +63,7 @@ pub(super) struct EmbedResponse<'a> {
     embeddings: Vec<Vec<f32>>,
     /// In nanoseconds.
     total_duration: u64,
-    /// In nanoseconds; 0, since models are loaded before the first request.
+    /// In nanoseconds; 0 if the model was loaded before the request.
     load_duration: u64,
     /// Number of tokens.
     prompt_eval_count: usize,
@@ -78,157 +75,82 @@ pub(super) struct EmbeddingsResponse {
     embedding: Vec<f32>,
 }
 
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OllamaTags")]
-pub(super) struct Tags {
-    models: Vec<ListedModel>,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OllamaModel")]
-struct ListedModel {
-    details: Details,
-    digest: String,
-    model: String,
-    name: String,
-    /// Total file size in bytes.
-    size: u64,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OllamaDetails")]
-struct Details {
-    families: [String; 1],
-    family: String,
-    format: &'static str,
-    parameter_size: &'static str,
-    parent_model: &'static str,
-    quantization_level: String,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OllamaShowResponse")]
-pub(super) struct ShowResponse {
-    capabilities: Vec<&'static str>,
-    details: Details,
-    #[schemars(with = "Object")]
-    model_info: Value,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OllamaVersion")]
-pub(super) struct Version {
-    version: &'static str,
-}
-
 /// Embed texts, as Ollama does
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
-    let app = &context.app;
     let parameters = EmbeddingParameters {
         truncate: body.truncate,
         normalize: Some(true),
         dimensions: body.dimensions,
-        prompt_name: app.named_prompt(body.model.as_deref()),
+        prompt_name: context.app.named_prompt(body.model.as_deref()),
         ..EmbeddingParameters::default()
     };
-    let (model, found) = embed_with(
-        &context,
-        body.model.as_deref(),
-        ("input", body.input, context.texts.clone()),
-        &parameters,
-    )
-    .await?;
+    let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
+    let found = embed_with(&context, request, ("input", body.input, context.texts.clone())).await?;
     let answer = EmbedResponse {
-        model: &model.name,
-        embeddings: found.vectors,
-        total_duration: u64::try_from(context.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        load_duration: 0,
-        prompt_eval_count: found.usage.tokens,
+        model: &found.model.name,
+        embeddings: found.embeddings.vectors,
+        total_duration: nanoseconds(context.started.elapsed()),
+        load_duration: nanoseconds(found.load_time),
+        prompt_eval_count: found.embeddings.usage.tokens,
     };
-    Ok(with_backend(&answer, found.usage.location))
+    Ok(with_backend(&answer, found.embeddings.usage.location))
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
 pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
     let prompt_name = context.app.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters { prompt_name, ..EmbeddingParameters::default() };
-    let (_, mut found) = embed_with(
-        &context,
-        body.model.as_deref(),
-        ("prompt", body.prompt, context.texts.at_most(1)),
-        &parameters,
-    )
-    .await?;
-    let answer = EmbeddingsResponse { embedding: found.vectors.pop().unwrap_or_default() };
-    Ok(with_backend(&answer, found.usage.location))
+    let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
+    let mut found = embed_with(&context, request, ("prompt", body.prompt, context.texts.at_most(1))).await?;
+    let answer = EmbeddingsResponse { embedding: found.embeddings.vectors.pop().unwrap_or_default() };
+    Ok(with_backend(&answer, found.embeddings.usage.location))
+}
+
+/// A request without its texts.
+struct Request {
+    model: Option<String>,
+    keep_alive: Option<KeepAlive>,
+    parameters: EmbeddingParameters,
+}
+
+/// Vectors, with the model that they come from.
+struct Embedded<'a> {
+    model: &'a Model,
+    load_time: Duration,
+    embeddings: Embeddings<Vec<f32>>,
 }
 
 async fn embed_with<'a>(
     context: &'a Context,
-    name: Option<&str>,
+    request: Request,
     (field, texts, limit): (&str, Content, RequestTexts),
-    parameters: &EmbeddingParameters,
-) -> Result<(&'a Model, Embeddings<Vec<f32>>)> {
-    let (model, pipeline) = context.embedding(name).await?;
+) -> Result<Embedded<'a>> {
+    let (looked_up, was_loaded) = (Instant::now(), is_loaded(context, request.model.as_deref()));
+    let (model, pipeline) = context.embedding(request.model.as_deref()).await?;
+    let load_time = if was_loaded { Duration::ZERO } else { looked_up.elapsed() };
+    if let Some(keep_alive) = &request.keep_alive {
+        context.app.catalog.keep(&model.name, keep_alive.duration());
+    }
     let is_empty = match &texts {
         Content::Text(text) => text.is_empty(),
         Content::List(texts) => texts.count == 0,
         other => other.is_null(),
     };
     if is_empty {
-        return Ok((model, Embeddings { vectors: Vec::new(), usage: Default::default() }));
+        let embeddings = Embeddings { vectors: Vec::new(), usage: Default::default() };
+        return Ok(Embedded { model, load_time, embeddings });
     }
     let texts = inputs::texts(field, texts, &limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
-    Ok((model, pipeline.embed(inputs, &parameters.options(&context.scope()), context.deadline).await?))
+    let options = request.parameters.options(&context.scope());
+    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
+    Ok(Embedded { model, load_time, embeddings })
 }
 
-/// List the models, as Ollama does
-pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
-    let model = |model: &Model| ListedModel {
-        details: details(model),
-        digest: model.digest.clone(),
-        model: model.name.clone(),
-        name: model.name.clone(),
-        size: model.manifest.files.iter().map(|file| file.size).sum(),
-    };
-    Json(Tags { models: app.models().map(model).collect() })
+fn is_loaded(context: &Context, name: Option<&str>) -> bool {
+    name.is_none() || context.app.model(name).is_ok_and(|model| model.state() == ModelState::Loaded)
 }
 
-/// Describe a model, as Ollama does
-pub(super) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<ShowResponse>> {
-    let model = context.model(body.model.as_deref().or(body.name.as_deref())).await?;
-    let family = family(model);
-    let mut info = json!({ "general.architecture": family });
-    info[format!("{family}.context_length")] = model.pipeline.max_tokens().into();
-    let mut capabilities = Vec::new();
-    if let Some(dense) = model.pipeline.embedding().and_then(|pipeline| pipeline.settings().dense.as_ref()) {
-        info[format!("{family}.embedding_length")] = dense.dimensions.into();
-        capabilities.push("embedding");
-    }
-    Ok(Json(ShowResponse { capabilities, details: details(model), model_info: info }))
-}
-
-fn details(model: &Model) -> Details {
-    let family = family(model);
-    Details {
-        families: [family.clone()],
-        family,
-        format: "onnx",
-        parameter_size: "",
-        parent_model: "",
-        quantization_level: model.manifest.weights.precision.to_string(),
-    }
-}
-
-/// The architecture without its head's suffix, in lower case: `bert` for `BertModel`.
-fn family(model: &Model) -> String {
-    let name = model.manifest.source.architecture.to_lowercase();
-    let end = ["model", "for"].iter().filter_map(|suffix| name.find(suffix)).min();
-    end.filter(|end| *end > 0).map_or_else(|| name.clone(), |end| name[..end].to_owned())
-}
-
-/// Return the version
-pub(super) async fn version() -> Json<Version> {
-    Json(Version { version: env!("CARGO_PKG_VERSION") })
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -235,7 +235,8 @@ impl ModelEntry {
 
 /// List the models
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let names = app.models().flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
+    let models = app.models();
+    let names = models.iter().flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
     Json(ModelList { data: names.map(|name| ModelEntry::new(name)).collect(), object: "list" })
 }
 
@@ -244,6 +245,6 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     InPath(name): InPath<String>,
 ) -> Reply<Json<ModelEntry>> {
-    app.model(Some(&name))?;
+    app.entry(Some(&name), Deadline::within(app.limits.timeout())).await?;
     Ok(Json(ModelEntry::new(&name)))
 }

@@ -18,6 +18,7 @@ use super::{
     body::{self, ReadBody},
     body_memory::RequestMemory,
     inputs::RequestTexts,
+    lookup::UsedModels,
     rejection::Rejection,
 };
 use crate::{
@@ -76,6 +77,8 @@ pub(super) struct Context {
     pub(super) texts: RequestTexts,
     /// Maximum sentences or windows that texts may be split into.
     pub(super) max_parts: usize,
+    /// Models that the request uses.
+    pub(super) models: Arc<UsedModels>,
     /// Memory for the body and its values.
     _memory: Arc<RequestMemory>,
 }
@@ -88,7 +91,8 @@ impl Context {
         memory: Arc<RequestMemory>,
     ) -> Self {
         let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
-        Self { app: Arc::clone(app), deadline, started, texts, max_parts, _memory: memory }
+        let models = Arc::default();
+        Self { app: Arc::clone(app), deadline, started, texts, max_parts, models, _memory: memory }
     }
 
     /// The context for a request that runs in the background, where nobody waits for it.

@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{
     json_schemas::Object,
-    model::{Model, Pipeline},
-    pipeline::{
-        Task, embedding::EmbeddingPipeline, pooling::Pooling, ranking::RankingPipeline,
-        seq2seq::Seq2SeqPipeline, zero_shot::ZeroShotPipeline,
+    model::{Entry, ModelState},
+    pipeline::{Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions},
+    repository::{
+        TaskSettings,
+        manifest::{Precision, Quality},
     },
-    repository::manifest::{Precision, Quality},
 };
 
 pub(super) async fn health() -> StatusCode {
@@ -36,7 +36,34 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
             "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    Ok(prometheus.page().into_response())
+    Ok((prometheus.page() + &model_metrics(&app)).into_response())
+}
+
+/// The models' states in Prometheus' format. They are read when they are needed, so that removed models have none.
+fn model_metrics(app: &App) -> String {
+    let models = app.models();
+    let mut page = String::new();
+    let mut gauge = |name: &str, value: &dyn Fn(&Entry) -> Option<String>| {
+        page.push_str(&format!("# TYPE {name} gauge\n"));
+        for model in models.iter() {
+            let label = model.name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+            let line = value(model).map(|value| format!("{name}{{model=\"{label}\"}} {value}\n"));
+            page.push_str(&line.unwrap_or_default());
+        }
+        page.push('\n');
+    };
+    gauge("kivu_model_loaded", &|model| Some(u8::from(model.state() == ModelState::Loaded).to_string()));
+    gauge("kivu_model_memory_bytes", &|model| Some(model.memory().unwrap_or(0).to_string()));
+    gauge("kivu_model_loads", &|model| Some(model.loads().to_string()));
+    gauge("kivu_model_last_use_timestamp_seconds", &|model| {
+        model.last_use().map(|time| time.as_secs_f64().to_string())
+    });
+    if let Some((limit, used)) = app.catalog.budget() {
+        for (name, value) in [("kivu_models_memory_limit_bytes", limit), ("kivu_models_memory_bytes", used)] {
+            page.push_str(&format!("# TYPE {name} gauge\n{name} {value}\n\n"));
+        }
+    }
+    page
 }
 
 /// The first model and its limits, in the fields that TEI and others use.
@@ -76,10 +103,10 @@ pub(super) struct Info {
 
 pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
     let model = app.model(None)?;
-    let max_tokens = model.pipeline.max_tokens();
+    let (max_tokens, settings) = (model.max_tokens, model.settings());
     let weights = &model.manifest.weights;
     Ok(Json(Info {
-        arithmetic: model.arithmetic.clone(),
+        arithmetic: model.with_model(|model| model.arithmetic.clone()).flatten(),
         auto_truncate: app.limits.truncate,
         docker_label: None,
         max_batch_requests: None,
@@ -87,15 +114,15 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
         max_client_batch_size: app.limits.texts,
         max_concurrent_requests: app.limits.requests,
         max_input_length: max_tokens,
-        max_input_memory: model.max_input_memory,
+        max_input_memory: model.with_model(|model| model.max_input_memory).flatten(),
         model_dtype: match weights.precision {
             Precision::Int8 | Precision::Int8Blocks => "int8",
             Precision::Fp32 => "float32",
         },
         model_id: model.manifest.source.from.clone(),
         model_sha: model.digest.clone(),
-        model_type: model_type(&model.pipeline),
-        outputs: model.pipeline.embedding().map(outputs),
+        model_type: settings.map_or(Value::Null, model_type),
+        outputs: settings.and_then(|settings| settings.embedding()).map(outputs),
         quality: weights.quality,
         served_model_name: model.name.clone(),
         sha: None,
@@ -106,7 +133,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
 }
 
 /// The model's task in TEI's terms.
-fn model_type(pipeline: &Pipeline) -> Value {
+fn model_type(settings: TaskSettings<'_>) -> Value {
     let labels = |labels: &[String]| {
         let labels = labels.iter().enumerate();
         let id2label: Map<String, Value> =
@@ -114,8 +141,7 @@ fn model_type(pipeline: &Pipeline) -> Value {
         let label2id: Map<String, Value> = labels.map(|(id, label)| (label.clone(), json!(id))).collect();
         json!({ "id2label": id2label, "label2id": label2id })
     };
-    let pooling = |pipeline: &EmbeddingPipeline| {
-        let settings = pipeline.settings();
+    let pooling = |settings: &EmbeddingSettings| {
         let mode = match settings.dense.as_ref().map(|dense| dense.pooling) {
             Some(Pooling::Mean) => "mean",
             Some(Pooling::Cls) => "cls",
@@ -130,38 +156,35 @@ fn model_type(pipeline: &Pipeline) -> Value {
         };
         json!({ "pooling": mode })
     };
-    match pipeline {
-        Pipeline::Embedding(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _)) => {
-            json!({ "embedding": pooling(pipeline) })
-        }
-        Pipeline::Classification(pipeline) | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline)) => {
-            json!({ "classifier": labels(&pipeline.settings().labels) })
+    match settings {
+        TaskSettings::Embedding(own)
+        | TaskSettings::ZeroShotEmbedding(own)
+        | TaskSettings::RankingEmbedding(own) => json!({ "embedding": pooling(own) }),
+        TaskSettings::Classification(own) | TaskSettings::Entailment(own) => {
+            json!({ "classifier": labels(&own.labels) })
         }
         // TEI has no such models.
-        Pipeline::TokenClassification(pipeline) => {
-            json!({ "token_classifier": labels(&pipeline.settings().labels) })
-        }
-        Pipeline::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
-        Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
-            json!({ "reranker": labels(&pipeline.settings().labels) })
-        }
-        Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => json!({ "embedding": pooling(pipeline) }),
+        TaskSettings::TokenClassification(own) => json!({ "token_classifier": labels(&own.labels) }),
+        TaskSettings::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
+        TaskSettings::CrossEncoder(own) => json!({ "reranker": labels(&own.labels) }),
         // TEI has no models that generate.
-        Pipeline::Translation(_) => json!({ "translation": {} }),
-        Pipeline::TextToText(_) => json!({ "text_to_text": {} }),
+        TaskSettings::Translation(_) => json!({ "translation": {} }),
+        TaskSettings::TextToText(_) => json!({ "text_to_text": {} }),
     }
 }
 
 /// The model's vector kinds, with their dimensions.
-fn outputs(pipeline: &EmbeddingPipeline) -> BTreeMap<String, usize> {
-    let outputs = pipeline.settings().outputs();
-    outputs.into_iter().map(|(kind, dimensions)| (kind.to_string(), dimensions)).collect()
+fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
+    settings.outputs().into_iter().map(|(kind, dimensions)| (kind.to_string(), dimensions)).collect()
 }
 
 /// The served models, and the request limits.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Models {
     limits: RequestLimits,
+    /// Memory for models that are loaded on demand; absent if all are loaded at start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<ModelMemory>,
     models: Vec<ModelDescription>,
     version: &'static str,
 }
@@ -176,6 +199,14 @@ struct RequestLimits {
 }
 
 #[derive(Serialize, JsonSchema)]
+struct ModelMemory {
+    /// In bytes.
+    limit: u64,
+    /// In bytes.
+    used: u64,
+}
+
+#[derive(Serialize, JsonSchema)]
 struct ModelDescription {
     architecture: String,
     /// Dense vector dimensions.
@@ -187,13 +218,21 @@ struct ModelDescription {
     /// A translation model's languages.
     #[serde(skip_serializing_if = "Option::is_none")]
     languages: Option<Languages>,
+    /// When a request last used the model, in seconds since 1970; absent before the first one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_use: Option<f64>,
     /// Maximum tokens per text.
     max_tokens: usize,
+    /// Memory in bytes; absent if the model is not loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
     name: String,
     /// An embedding model's dimensions by vector kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<BTreeMap<String, usize>>,
     precision: Precision,
+    /// `available` (its first request loads it), `loading`, `loaded` or `failed`.
+    state: &'static str,
     task: Task,
 }
 
@@ -205,26 +244,31 @@ struct Languages {
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let limits = RequestLimits { body_bytes: app.limits.body_bytes, texts: app.limits.texts };
-    let models = app.models().map(describe).collect();
-    Json(Models { limits, models, version: env!("CARGO_PKG_VERSION") })
+    let models = app.models().iter().map(describe).collect();
+    let memory = app.catalog.budget().map(|(limit, used)| ModelMemory { limit, used });
+    Json(Models { limits, memory, models, version: env!("CARGO_PKG_VERSION") })
 }
 
-fn describe(model: &Model) -> ModelDescription {
-    let (manifest, pipeline) = (&model.manifest, &model.pipeline);
-    let languages = |translation: &Seq2SeqPipeline| {
-        let [from, to] = translation.directions().codes().map(Clone::clone);
+fn describe(model: &Arc<Entry>) -> ModelDescription {
+    let (manifest, settings) = (&model.manifest, model.settings());
+    let languages = |directions: &Directions| {
+        let [from, to] = directions.codes().map(Clone::clone);
         Languages { from, to }
     };
-    let dense = pipeline.embedding().and_then(|embedding| embedding.settings().dense.as_ref());
+    let embedding = settings.and_then(|settings| settings.embedding());
+    let dense = embedding.and_then(|embedding| embedding.dense.as_ref());
     ModelDescription {
         architecture: manifest.source.architecture.clone(),
         dimensions: dense.map(|dense| dense.dimensions),
-        labels: pipeline.labels().map(<[String]>::to_vec),
-        languages: pipeline.translation().map(languages),
-        max_tokens: pipeline.max_tokens(),
+        labels: settings.and_then(|settings| settings.labels()).map(<[String]>::to_vec),
+        languages: model.directions().map(languages),
+        last_use: model.last_use().map(|time| time.as_secs_f64()),
+        max_tokens: model.max_tokens,
+        memory: model.memory(),
         name: model.name.clone(),
-        outputs: pipeline.embedding().map(outputs),
+        outputs: embedding.map(outputs),
         precision: manifest.weights.precision,
+        state: model.state().name(),
         task: manifest.task,
     }
 }

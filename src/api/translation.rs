@@ -1,6 +1,6 @@
 //! Translation: `POST /translate`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,12 +11,13 @@ use crate::{
     error::{Error, Result, quoted},
     json::Content,
     json_schemas::{Object, Texts},
-    model::{Model, Pipeline},
+    model::{Entry, Model, Pipeline},
     pipeline::{
         Task,
         generation::GenerationOptions,
-        seq2seq::{GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqPipeline, Split},
+        seq2seq::{Directions, GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqPipeline, Split},
     },
+    repository::TaskSettings,
     task::text_to_text::TextToTextParameters,
 };
 
@@ -110,23 +111,26 @@ pub(super) async fn choose<'a>(
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
-    let all: Vec<_> =
-        context.app.models().filter_map(|model| Some((model, model.pipeline.translation()?))).collect();
+    let models = context.app.models();
+    let all: Vec<_> = models.iter().filter_map(|model| Some((model, model.directions()?))).collect();
+    let serves = |own: &TaskSettings<'_>| own.translation().is_some();
     if name.is_some() || all.len() < 2 {
-        return context.pipeline(name, Task::Translation, Pipeline::translation).await;
+        return context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await;
     }
-    all.iter()
-        .find(|(_, pipeline)| pipeline.directions().has(wanted))
-        .copied()
-        .ok_or_else(|| unsupported_languages(&all, wanted))
+    match all.iter().find(|(_, directions)| directions.has(wanted)) {
+        Some((entry, _)) => {
+            let name = Some(entry.name.as_str());
+            context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await
+        }
+        None => Err(unsupported_languages(&all, wanted)),
+    }
 }
 
 /// The error for languages between which no model translates.
-fn unsupported_languages(all: &[(&Model, &Seq2SeqPipeline)], wanted: RequestedLanguages<'_>) -> Error {
+fn unsupported_languages(all: &[(&Arc<Entry>, &Directions)], wanted: RequestedLanguages<'_>) -> Error {
     /// More languages are not listed in the error.
     const MAX_LISTED: usize = 8;
-    let is_supported =
-        |side: RequestedLanguages<'_>| all.iter().any(|(_, pipeline)| pipeline.directions().has(side));
+    let is_supported = |side: RequestedLanguages<'_>| all.iter().any(|(_, directions)| directions.has(side));
     let (source, target) =
         (RequestedLanguages { target: None, ..wanted }, RequestedLanguages { source: None, ..wanted });
     let shown = |name: Option<&str>| match name {
@@ -137,7 +141,7 @@ fn unsupported_languages(all: &[(&Model, &Seq2SeqPipeline)], wanted: RequestedLa
     let sides = [(source, target, "src_lang", wanted.source), (target, source, "tgt_lang", wanted.target)];
     let unknown = sides.into_iter().enumerate().find(|(_, (side, ..))| !is_supported(*side));
     if let Some((index, (_, other, field, name))) = unknown {
-        let directions = all.iter().map(|(_, pipeline)| pipeline.directions());
+        let directions = all.iter().map(|(_, directions)| *directions);
         let codes: BTreeSet<&String> =
             directions.clone().flat_map(|directions| directions.codes()[index]).collect();
         if codes.len() <= MAX_LISTED {

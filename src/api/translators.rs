@@ -126,11 +126,10 @@ impl LanguageRequest {
         if target.is_none() {
             return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
         }
-        let pipelines = app.models().filter_map(|model| model.pipeline.translation());
-        let with_target =
-            pipelines.filter(|pipeline| pipeline.directions().has(RequestedLanguages { source, target }));
-        let sources: BTreeSet<_> =
-            with_target.flat_map(|pipeline| pipeline.directions().listed().0).collect();
+        let models = app.models();
+        let all = models.iter().filter_map(|model| model.directions());
+        let with_target = all.filter(|directions| directions.has(RequestedLanguages { source, target }));
+        let sources: BTreeSet<_> = with_target.flat_map(|directions| directions.listed().0).collect();
         if source.is_none() && sources.len() > 1 {
             let codes: Vec<_> = sources.iter().take(8).map(|language| &language.code).collect();
             return Err(Error::invalid(format!(
@@ -270,8 +269,7 @@ fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
 /// Target languages per source language, over all models.
 fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for pipeline in app.models().filter_map(|model| model.pipeline.translation()) {
-        let directions = pipeline.directions();
+    for directions in app.models().iter().filter_map(|model| model.directions()) {
         let (sources, targets) = directions.listed();
         for source in sources {
             let is_target = |target: &&ListedLanguage| {

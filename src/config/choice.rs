@@ -46,6 +46,49 @@ pub fn parse_instructions(found: &str) -> Result<InstructionSet, String> {
     })
 }
 
+/// Deserializes a number of bytes.
+pub(super) fn bytes<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    parse_bytes(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
+}
+
+/// Parses a number of bytes above 0, with or without a unit, as `2GB`, `1.5 GiB` or `500000000`.
+pub fn parse_bytes(found: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 9] = [
+        ("", 1),
+        ("b", 1),
+        ("kb", 1000),
+        ("mb", 1_000_000),
+        ("gb", 1_000_000_000),
+        ("tb", 1_000_000_000_000),
+        ("kib", 1 << 10),
+        ("mib", 1 << 20),
+        ("gib", 1 << 30),
+    ];
+    let text = found.trim().to_ascii_lowercase();
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let unit = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, bytes)| *bytes as f64);
+    let bytes = number.trim().parse::<f64>().ok().zip(unit).map(|(number, unit)| number * unit);
+    bytes.filter(|bytes| *bytes >= 1.0 && *bytes < u64::MAX as f64).map(|bytes| bytes as u64).ok_or_else(
+        || format!("expected a number of bytes above 0 such as `2GB`, but found `{}`", found.escape_debug()),
+    )
+}
+
+/// When models are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Load {
+    /// All before the first request; they stay loaded.
+    #[default]
+    Start,
+    /// Each by its first request, within a memory budget.
+    OnDemand,
+}
+
+impl<'de> Deserialize<'de> for Load {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        one_of(value)
+    }
+}
+
 /// The engine that runs local models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {

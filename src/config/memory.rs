@@ -24,10 +24,19 @@ pub fn resident() -> Result<u64> {
     memory_of(process::id(), "VmRSS")
 }
 
+/// The machine's memory in bytes.
+pub(super) fn total() -> Result<u64> {
+    value("/proc/meminfo", "MemTotal")
+}
+
 /// A value from `/proc/PROCESS/status`, in bytes.
 pub fn memory_of(process: u32, key: &str) -> Result<u64> {
-    let path = format!("/proc/{process}/status");
-    let status = fs::read_to_string(&path).map_err(Error::io(format!("cannot read `{path}`")))?;
+    value(&format!("/proc/{process}/status"), key)
+}
+
+/// A value in one of the system's files, in bytes.
+fn value(path: &str, key: &str) -> Result<u64> {
+    let status = fs::read_to_string(path).map_err(Error::io(format!("cannot read `{path}`")))?;
     let kilobytes = status.lines().find_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix(':')?;
         value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()

@@ -5,17 +5,16 @@ use crate::{
     backend::Deadline,
     error::{Error, Result},
     pipeline::{
-        Task,
-        classification::ClassificationPipeline,
-        embedding::EmbeddingPipeline,
+        classification::{ClassificationPipeline, ClassificationSettings},
+        embedding::{EmbeddingPipeline, EmbeddingSettings},
         encoder::Encoder,
         ranking::RankingPipeline,
-        seq2seq::{Seq2SeqParts, Seq2SeqPipeline},
-        token_classification::TokenClassificationPipeline,
+        seq2seq::{Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
+        token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
         zero_shot::ZeroShotPipeline,
-        zero_shot_entities::ZeroShotEntitiesPipeline,
+        zero_shot_entities::{ZeroShotEntitiesPipeline, ZeroShotEntitiesSettings},
     },
-    repository::Manifest,
+    repository::{Manifest, TaskSettings},
     tokenizer::Tokenizer,
 };
 
@@ -136,66 +135,61 @@ impl Pipeline {
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
         let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights } = loaded.tokenizers;
-        let limit = limit.unwrap_or(usize::MAX);
-        let route = match loaded.route {
-            LoadedRoute::Encoder(route) => route,
-            LoadedRoute::Seq2Seq(route) => {
-                let settings = manifest.seq2seq.clone();
-                let mut settings = settings.ok_or_else(|| lacks(manifest, "seq2seq"))?;
-                settings.max_tokens = settings.max_tokens.min(limit);
+        let max_tokens = |own: usize| own.min(limit.unwrap_or(usize::MAX));
+        let settings = TaskSettings::of(manifest)?;
+        let route = match (loaded.route, settings) {
+            (LoadedRoute::Encoder(route), _) => route,
+            (LoadedRoute::Seq2Seq(route), TaskSettings::Translation(own) | TaskSettings::TextToText(own)) => {
+                let own = Seq2SeqSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
                 let parts = Seq2SeqParts { tokenizer, target, shortlist, route };
-                let pipeline = Seq2SeqPipeline::new(parts, settings)?;
-                return Ok(match manifest.task {
-                    Task::Translation => Self::Translation(pipeline),
+                let pipeline = Seq2SeqPipeline::new(parts, own)?;
+                return Ok(match settings {
+                    TaskSettings::Translation(_) => Self::Translation(pipeline),
                     _ => Self::TextToText(pipeline),
                 });
             }
+            (LoadedRoute::Seq2Seq(_), _) => return Err(unfit(manifest)),
         };
-        let is_embedding = manifest.classification.is_none() && manifest.embedding.is_some();
-        let embedding = || {
-            let settings = manifest.embedding.clone();
-            let mut settings = settings.ok_or_else(|| lacks(manifest, "embedding"))?;
-            settings.max_tokens = settings.max_tokens.min(limit);
-            let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)?;
+        let embedding = |own: &EmbeddingSettings| {
+            let own = EmbeddingSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+            let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), own)?;
             Ok(pipeline.with_ranges(ranges.clone()).with_query_weights(query_weights.clone()))
         };
-        let classification = || {
-            let settings = manifest.classification.clone();
-            let mut settings = settings.ok_or_else(|| lacks(manifest, "classification"))?;
-            settings.max_tokens = settings.max_tokens.min(limit);
-            ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), settings)
+        let classification = |own: &ClassificationSettings| {
+            let own = ClassificationSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+            ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), own)
         };
-        match manifest.task {
-            Task::FeatureExtraction => embedding().map(Self::Embedding),
-            Task::TextClassification => classification().map(Self::Classification),
-            Task::TokenClassification if manifest.zero_shot_entities.is_some() => {
-                let settings = manifest.zero_shot_entities.clone();
-                let mut settings = settings.ok_or_else(|| lacks(manifest, "zero_shot_entities"))?;
-                settings.max_tokens = settings.max_tokens.min(limit);
-                ZeroShotEntitiesPipeline::new(tokenizer, route, settings).map(Self::ZeroShotEntities)
+        Ok(match settings {
+            TaskSettings::Embedding(own) => Self::Embedding(embedding(own)?),
+            TaskSettings::Classification(own) => Self::Classification(classification(own)?),
+            TaskSettings::ZeroShotEntities(own) => {
+                let own = ZeroShotEntitiesSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, route, own)?)
             }
-            Task::TokenClassification => {
-                let settings = manifest.token_classification.clone();
-                let mut settings = settings.ok_or_else(|| lacks(manifest, "token_classification"))?;
-                settings.max_tokens = settings.max_tokens.min(limit);
-                TokenClassificationPipeline::new(tokenizer, route, settings).map(Self::TokenClassification)
+            TaskSettings::TokenClassification(own) => {
+                let own =
+                    TokenClassificationSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+                Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, route, own)?)
             }
-            Task::TextRanking if is_embedding => Ok(Self::Ranking(RankingPipeline::Embedding(embedding()?))),
-            Task::TextRanking => RankingPipeline::cross_encoder(classification()?).map(Self::Ranking),
-            Task::ZeroShotClassification if is_embedding => {
-                Ok(Self::ZeroShot(ZeroShotPipeline::embedding(embedding()?)))
+            TaskSettings::RankingEmbedding(own) => Self::Ranking(RankingPipeline::Embedding(embedding(own)?)),
+            TaskSettings::CrossEncoder(own) => {
+                Self::Ranking(RankingPipeline::cross_encoder(classification(own)?)?)
             }
-            Task::ZeroShotClassification => {
-                ZeroShotPipeline::entailment(classification()?).map(Self::ZeroShot)
+            TaskSettings::ZeroShotEmbedding(own) => {
+                Self::ZeroShot(ZeroShotPipeline::embedding(embedding(own)?))
             }
-            Task::Translation | Task::Summarization | Task::TextToText => Err(lacks(manifest, "seq2seq")),
-        }
+            TaskSettings::Entailment(own) => {
+                Self::ZeroShot(ZeroShotPipeline::entailment(classification(own)?)?)
+            }
+            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => return Err(unfit(manifest)),
+        })
     }
 }
 
-fn lacks(manifest: &Manifest, settings: &str) -> Error {
+/// The error for a graph of another kind than the task's.
+fn unfit(manifest: &Manifest) -> Error {
     Error::model(format!(
-        "expected `{settings}` in the manifest of `{}`, whose task is `{}`",
+        "expected `seq2seq` in the manifest of `{}` only for tasks that generate texts, but its task is `{}`",
         manifest.name, manifest.task
     ))
 }

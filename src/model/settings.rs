@@ -61,6 +61,8 @@ impl ModelSettings {
             auth: _,
             page: _,
             aliases: _,
+            load: _,
+            max_memory: _,
             s3: _,
             hub: _,
             files: _,

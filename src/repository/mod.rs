@@ -8,12 +8,14 @@ pub mod manifest;
 pub mod remote;
 pub mod s3;
 pub mod sealed;
+mod task_settings;
 pub mod triton;
 mod weight_form;
 
 pub use self::{
     bundle::Bundle,
     manifest::Manifest,
+    task_settings::TaskSettings,
     weight_form::{ModelKind, STATIC_EMBEDDING, WeightForm},
 };
 

@@ -51,6 +51,21 @@ pub fn time_start<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
     outcome
 }
 
+/// Records that a model was loaded on demand.
+pub fn record_load(took: Duration) {
+    histogram!("kivu_load_seconds").record(took);
+}
+
+/// Records that a model could not be loaded on demand.
+pub fn record_failed_load() {
+    counter!("kivu_failed_loads_total").increment(1);
+}
+
+/// Records that a loaded model left for another one.
+pub fn record_unload() {
+    counter!("kivu_unloads_total").increment(1);
+}
+
 /// Records a function's cold start, up to its readiness for requests.
 pub fn record_cold_start(took: Duration) {
     counter!("kivu_cold_starts_total").increment(1);

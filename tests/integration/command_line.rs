@@ -45,6 +45,7 @@ fn the_help_of_every_command_has_examples() {
         "init",
         "key",
         "models",
+        "ps",
         "pull",
         "push",
         "rm",

@@ -24,8 +24,9 @@ use super::{
     request::{Context, InPath},
 };
 use crate::{
+    backend::Deadline,
     error::{Error, Result},
-    model::Model,
+    model::{Entry, ModelState},
 };
 
 /// The only version per model: bundles are immutable.
@@ -38,8 +39,8 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    fn find<'a>(&self, app: &'a App) -> Result<&'a Model> {
-        let model = app.model(Some(&self.model))?;
+    async fn find(&self, app: &App) -> Result<Arc<Entry>> {
+        let model = app.entry(Some(&self.model), Deadline::within(app.limits.timeout())).await?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(model),
             Some(version) => Err(Error::invalid(format!(
@@ -61,6 +62,10 @@ pub(super) struct ServerMetadata {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct IndexEntry {
     name: String,
+    /// Why the model is not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    /// `READY`, `LOADING` or `UNAVAILABLE`.
     state: &'static str,
     version: &'static str,
 }
@@ -90,15 +95,62 @@ pub(super) async fn server() -> Json<ServerMetadata> {
 }
 
 pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
-    let entry = |model: &Model| IndexEntry { name: model.name.clone(), state: "READY", version: VERSION };
-    Json(app.models().map(entry).collect())
+    let entry = |model: &Arc<Entry>| {
+        let (state, reason) = match model.state() {
+            ModelState::Loaded => ("READY", None),
+            ModelState::Loading => ("LOADING", None),
+            ModelState::Available => ("UNAVAILABLE", Some("the first request loads it")),
+            ModelState::Failed => {
+                ("UNAVAILABLE", Some("it could not be loaded; the server's log has the cause"))
+            }
+        };
+        IndexEntry { name: model.name.clone(), reason, state, version: VERSION }
+    };
+    Json(app.models().iter().map(entry).collect())
 }
 
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<StatusCode> {
-    path.find(&app)?;
+    // Other models are loaded by the request for which the client checks this.
+    let model = path.find(&app).await?;
+    match model.state() {
+        ModelState::Failed => {
+            Err(Error::unavailable(format!("`{}` could not be loaded; try again in a moment", model.name))
+                .into())
+        }
+        _ => Ok(StatusCode::OK),
+    }
+}
+
+/// Load a model
+pub(super) async fn load(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+    request: Request,
+) -> Reply<StatusCode> {
+    let ReadBody { deadline, memory, .. } = body::read(&app, request).await?;
+    let context = Context::new(&app, deadline, Instant::now(), memory);
+    context.model(Some(&path.model)).await?;
+    Ok(StatusCode::OK)
+}
+
+/// Take a model out of memory
+pub(super) async fn unload(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+) -> Reply<StatusCode> {
+    let model = path.find(&app).await?;
+    if !app.catalog.is_on_demand() {
+        return Err(Error::invalid(format!(
+            "expected a model that is loaded on demand, but `{}` is always loaded; start the server with \
+             `load = \"on-demand\"`",
+            model.name
+        ))
+        .into());
+    }
+    app.catalog.unload(&model);
     Ok(StatusCode::OK)
 }
 
@@ -106,8 +158,8 @@ pub(super) async fn metadata(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelMetadata>> {
-    let model = path.find(&app)?;
-    let Interface { inputs, outputs, .. } = Interface::of(model);
+    let model = path.find(&app).await?;
+    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let (name, versions) = (model.name.clone(), [VERSION]);
     Ok(Json(ModelMetadata { inputs, name, outputs, platform: "kivu", versions }))
 }
@@ -116,8 +168,8 @@ pub(super) async fn config(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelConfig>> {
-    let model = path.find(&app)?;
-    let Interface { inputs, outputs, .. } = Interface::of(model);
+    let model = path.find(&app).await?;
+    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
     let configuration =
         |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
     Ok(Json(ModelConfig {
@@ -135,7 +187,7 @@ pub(super) async fn infer(
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply {
-    path.find(&app)?;
+    path.find(&app).await?;
     let ReadBody { headers, bytes, deadline, memory } = body::read(&app, request).await?;
     let size = bytes.len();
     let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));
@@ -145,7 +197,7 @@ pub(super) async fn infer(
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
         request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
     }
-    let interface = Interface::of(model);
+    let interface = Interface::of(&model.manifest);
     let outputs = tensors::run(&context, model, &interface, &request).await?;
     message::respond(&model.name, VERSION, &request, &outputs)
 }

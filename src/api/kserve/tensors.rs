@@ -12,7 +12,7 @@ use crate::{
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
     pipeline::{Input, scores::ScoreFunction},
-    repository::manifest::TensorNames,
+    repository::{Manifest, TaskSettings, manifest::TensorNames},
     task::{
         classification::ClassificationParameters,
         entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
@@ -67,8 +67,8 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    pub(super) fn of(model: &Model) -> Self {
-        let names = model.manifest.tensors.clone();
+    pub(super) fn of(manifest: &Manifest) -> Self {
+        let names = manifest.tensors.clone();
         let spec = |name: &str, datatype, shape: &[i64]| DeclaredTensor {
             name: name.into(),
             datatype,
@@ -80,29 +80,39 @@ impl Interface {
             spec(names.output.as_deref().unwrap_or(default), datatype, shape)
         };
         let entities = || output(ENTITIES, "BYTES", &[-1, 1]);
-        let labels = model.pipeline.labels().map_or(0, <[_]>::len) as i64;
-        let outputs = match &model.pipeline {
-            Pipeline::Embedding(pipeline) => {
-                let outputs = vectors::outputs(pipeline, names.output.as_deref());
+        // Without settings, the model cannot be loaded.
+        let Ok(settings) = TaskSettings::of(manifest) else {
+            return Self { inputs: Vec::new(), outputs: Vec::new(), names };
+        };
+        let labels = settings.labels().map_or(0, <[_]>::len) as i64;
+        let outputs = match settings {
+            TaskSettings::Embedding(own) => {
+                let outputs = vectors::outputs(own, names.output.as_deref());
                 outputs.map(|(name, datatype, shape)| spec(name, datatype, &shape)).collect()
             }
-            Pipeline::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
-            Pipeline::TokenClassification(_) => {
+            TaskSettings::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
+            TaskSettings::TokenClassification(_) => {
                 vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
             }
-            Pipeline::ZeroShotEntities(_) => vec![entities()],
-            Pipeline::ZeroShot(_) => vec![output(SCORES, "FP32", &[-1, -1])],
-            Pipeline::Ranking(_) => vec![output(SCORES, "FP32", &[-1])],
-            Pipeline::Translation(_) | Pipeline::TextToText(_) => {
-                let texts = output(model.manifest.task.generated_name(), "BYTES", &[-1, -1]);
+            TaskSettings::ZeroShotEntities(_) => vec![entities()],
+            TaskSettings::ZeroShotEmbedding(_) | TaskSettings::Entailment(_) => {
+                vec![output(SCORES, "FP32", &[-1, -1])]
+            }
+            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
+                vec![output(SCORES, "FP32", &[-1])]
+            }
+            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => {
+                let texts = output(manifest.task.generated_name(), "BYTES", &[-1, -1]);
                 vec![output(IDS, "INT64", &[-1, -1]), texts]
             }
         };
-        let inputs = match &model.pipeline {
-            Pipeline::ZeroShotEntities(_) | Pipeline::ZeroShot(_) => {
-                vec![text, spec(&names.labels, "BYTES", &[-1])]
+        let inputs = match settings {
+            TaskSettings::ZeroShotEntities(_)
+            | TaskSettings::ZeroShotEmbedding(_)
+            | TaskSettings::Entailment(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
+            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
+                vec![spec(&names.query, "BYTES", &[1]), text]
             }
-            Pipeline::Ranking(_) => vec![spec(&names.query, "BYTES", &[1]), text],
             _ => tokens.into_iter().chain([text]).collect(),
         };
         Self { inputs, outputs, names }

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     pipeline::{
         Input,
-        embedding::{EmbeddingPipeline, Embeddings, VectorKind},
+        embedding::{EmbeddingPipeline, EmbeddingSettings, Embeddings, VectorKind},
     },
     task::embedding::EmbeddingParameters,
     tensor::Elements,
@@ -38,10 +38,10 @@ const OUTPUTS: [VectorOutput; 5] = [
 
 /// Names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
 pub(super) fn outputs<'a>(
-    pipeline: &EmbeddingPipeline,
+    settings: &EmbeddingSettings,
     dense: Option<&'a str>,
 ) -> impl Iterator<Item = (&'a str, &'static str, Vec<i64>)> {
-    pipeline.settings().outputs().into_iter().flat_map(move |(kind, dimensions)| {
+    settings.outputs().into_iter().flat_map(move |(kind, dimensions)| {
         let own = OUTPUTS.into_iter().filter(move |(of, ..)| *of == kind);
         own.map(move |(_, name, datatype, shape)| {
             let name = dense.filter(|_| kind == VectorKind::Dense).unwrap_or(name);

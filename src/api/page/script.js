@@ -18,7 +18,7 @@ function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-const state = { models: [], model: null, form: "", drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
+const state = { models: [], memory: null, model: null, form: "", drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
 
 // ---- Tasks: form, example, request and result of each.
 
@@ -637,10 +637,17 @@ function language(name = "") {
   }
 }
 
+/** A model's state, where models come and go. */
+function memory({ state: now, memory: bytes, last_use: used }) {
+  if (!state.memory) return "";
+  const ago = used ? `, used ${new Date(used * 1000).toLocaleTimeString()}` : "";
+  return `, ${now}${bytes ? `, ${Math.round(bytes / 1e6)} MB` : ""}${ago}`;
+}
+
 function showModels() {
   const option = (model, place) => {
     const input = el("input", { type: "radio", name: "model", id: `model-${place}`, onchange: () => chooseModel(model) });
-    return el("label", { for: `model-${place}` }, input, model.name, el("span", {}, model.task.replaceAll("-", " ")));
+    return el("label", { for: `model-${place}` }, input, model.name, el("span", {}, model.task.replaceAll("-", " "), memory(model)));
   };
   $("model-list").replaceChildren(...state.models.map(option));
   $("models").hidden = false;
@@ -658,6 +665,7 @@ async function start() {
   try {
     const { answer } = await request("models");
     state.models = answer.models;
+    state.memory = answer.memory;
     state.version = answer.version;
     showError("");
     $("about").textContent = `Try the ${state.models.length === 1 ? "model" : `${state.models.length} models`} of this server`;

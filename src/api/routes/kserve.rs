@@ -21,9 +21,17 @@ pub(super) const KSERVE: Api = Api {
         HEALTH.at("/v2/health/ready", "v2_health_ready"),
         post!("/v2/repository/index", "index", kserve::index, "List the models")
             .response::<Vec<kserve::IndexEntry>>(
-                "The served models, all ready.",
+                "The served models, and whether they are loaded.",
                 r#"[{"name": "minilm", "state": "READY", "version": "1"}]"#,
             ),
+        post!("/v2/repository/models/{model}/load", "load", kserve::load, "Load a model")
+            .responds("Loaded; no body."),
+        post!("/v2/repository/models/{model}/unload", "unload", kserve::unload, "Take a model out of memory")
+            .description(
+                "Only for models that are loaded on demand. Requests in progress keep the model, and the next one loads \
+                 it again.",
+            )
+            .responds("Unloaded; no body."),
         METADATA,
         READY,
         CONFIG,

@@ -66,7 +66,7 @@ const SERVER: Api = Api {
             ),
         get!("/models", "list", server::list, "List the models").response::<server::Models>(
             "The models with their tasks, and the request limits.",
-            r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "name": "minilm", "precision": "int8", "task": "feature-extraction"}], "version": "0.2.0"}"#,
+            r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "memory": 24760849, "name": "minilm", "precision": "int8", "state": "loaded", "task": "feature-extraction"}], "version": "0.2.0"}"#,
         ),
         get!("/openapi.json", "openapi", document, "The OpenAPI document")
             .open()

@@ -2,7 +2,11 @@
 
 use crate::api::{
     dialect::Dialect,
-    ollama::{self, OllamaEmbedRequest, OllamaEmbeddingsRequest, OllamaShowRequest},
+    ollama::{
+        self, OllamaEmbedRequest, OllamaEmbeddingsRequest,
+        models::{self, OllamaShowRequest},
+        pull::{self, OllamaPullRequest},
+    },
     route::{Api, Route, RouteMethod, Runs, get, post},
 };
 
@@ -31,18 +35,30 @@ pub(super) const OLLAMA: Api = Api {
             r#"{"embedding": [-0.0679, -0.0329, 0.0216, 0.0002]}"#,
         )
         .runs(Runs::Model),
-        get!("/api/tags", "ollama_tags", ollama::tags, "List the models, as Ollama does")
-            .response::<ollama::Tags>(
+        get!("/api/tags", "ollama_tags", models::tags, "List the models, as Ollama does")
+            .response::<models::Tags>(
                 "All models.",
                 r#"{"models": [{"name": "minilm", "model": "minilm", "size": 23900000, "digest": "2f17d28004ee", "details": {"parent_model": "", "format": "onnx", "family": "bert", "families": ["bert"], "parameter_size": "", "quantization_level": "int8"}}]}"#,
             ),
-        post!("/api/show", "ollama_show", ollama::show, "Describe a model, as Ollama does")
+        post!("/api/show", "ollama_show", models::show, "Describe a model, as Ollama does")
             .request::<OllamaShowRequest>(r#"{"model": "minilm"}"#)
-            .response::<ollama::ShowResponse>(
+            .response::<models::ShowResponse>(
                 "The model.",
                 r#"{"details": {"parent_model": "", "format": "onnx", "family": "bert", "families": ["bert"], "parameter_size": "", "quantization_level": "int8"}, "model_info": {"general.architecture": "bert", "bert.context_length": 256, "bert.embedding_length": 384}, "capabilities": ["embedding"]}"#,
             ),
-        get!("/api/version", "ollama_version", ollama::version, "Return the version")
-            .response::<ollama::Version>("Kivu's version.", r#"{"version": "0.1.0"}"#),
+        get!("/api/ps", "ollama_ps", models::processes, "List the loaded models, as Ollama does")
+            .response::<models::Processes>(
+                "The models in memory.",
+                r#"{"models": [{"name": "minilm", "model": "minilm", "size": 23900000, "digest": "2f17d28004ee", "details": {"parent_model": "", "format": "onnx", "family": "bert", "families": ["bert"], "parameter_size": "", "quantization_level": "int8"}, "expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": 256}]}"#,
+            ),
+        post!("/api/pull", "ollama_pull", pull::pull, "Fetch a model, as Ollama does")
+            .description(
+                "Only servers that load models on demand and may use the Hugging Face Hub fetch models that they do not \
+                 have. The progress is one object per line.",
+            )
+            .request::<OllamaPullRequest>(r#"{"model": "BAAI/bge-small-en-v1.5"}"#)
+            .response_of::<pull::Line>("application/x-ndjson", "The progress; the last line says whether it succeeded.", Some(r#"{"status": "success"}"#)),
+        get!("/api/version", "ollama_version", models::version, "Return the version")
+            .response::<models::Version>("Kivu's version.", r#"{"version": "0.1.0"}"#),
     ],
 };

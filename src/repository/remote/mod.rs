@@ -43,6 +43,41 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     Ok(bundle)
 }
 
+/// A bundle that [`list`] found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its URL, `…/NAME` or `…/NAME/DIGEST`.
+    pub url: Url,
+    /// The URL to open, which has the digest if it is known.
+    pub open: Url,
+    /// A text that changes when a newer bundle is pushed.
+    pub tag: String,
+}
+
+/// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted.
+pub fn list(store: &Store, url: &Url) -> Result<Vec<Found>> {
+    if is_digest(url.name()) {
+        return Ok(vec![Found { url: url.clone(), open: url.clone(), tag: url.name().to_owned() }]);
+    }
+    let place = url.join(LATEST);
+    if let Some((bytes, _)) = store.read(&place)? {
+        let tag = digest_in(&bytes, &place)?;
+        return Ok(vec![Found { url: url.clone(), open: url.join(&tag), tag }]);
+    }
+    let folder = url.join("");
+    let bundle = |(key, tag): (String, String)| {
+        let name = key.strip_prefix(&folder.key)?.strip_suffix(LATEST)?.strip_suffix('/')?;
+        let is_name = !name.is_empty() && !name.contains('/');
+        is_name.then(|| Found { url: url.join(name), open: url.join(name), tag })
+    };
+    let found: Vec<_> = store.list_tags(&folder)?.into_iter().filter_map(bundle).collect();
+    if found.is_empty() {
+        // Fails, with an error that suggests what to do.
+        latest(store, url)?;
+    }
+    Ok(found)
+}
+
 /// Newest digest of the bundle `name`, from the object [`LATEST`].
 fn latest(store: &Store, name: &Url) -> Result<String> {
     let place = name.join(LATEST);

@@ -37,6 +37,10 @@ impl Store {
         unsupported()
     }
 
+    pub fn list_tags(&self, _: &Url) -> Result<Vec<(String, String)>> {
+        unsupported()
+    }
+
     pub fn pieces(&self, _: &Url, _: &Object, _: Range<u64>) -> Result<Pieces> {
         unsupported()
     }

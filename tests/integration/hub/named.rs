@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     building::copy,
+    live::{root, succeed, tool},
     models::{fixtures, library_path, runtime},
     serving::{Server, alone, kivu},
 };
@@ -119,6 +120,31 @@ fn a_repository_is_built_once_and_served_by_its_name() {
     error: expected the name of a model on this machine, but found `tests/tiny-bert`
     hint: `kivu models` lists them
     ");
+}
+
+#[test]
+fn ollama_clients_pull_a_repository_and_choose_how_long_it_stays() {
+    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
+    if runtime().is_none() {
+        return;
+    }
+    let (hub, home) = (server(), tempfile::tempdir().unwrap());
+    // Any folder may get bundles later.
+    let empty = home.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let mut serve = kivu(&empty);
+    configure(serve.args(["--load", "on-demand"]), &hub, home.path());
+    let server = Server::wait(serve.stderr(Stdio::null()).spawn().unwrap());
+    let mut tests = Command::new(python);
+    tests.arg(root().join("tests/frameworks/test_on_demand.py"));
+    succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
+    let url = format!("http://{}", server.address);
+    let listed = output(&mut command(&hub, home.path(), &["ps", "--url", &url]));
+    let [header, row] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
+    assert!(header.starts_with("NAME") && header.ends_with("LAST USE"), "{listed}");
+    assert!(row.starts_with("tests/tiny-bert") && row.contains("  available "), "{listed}");
+    let gone = refusal(&mut command(&hub, home.path(), &["ps", "--url", "http://127.0.0.1:9"]));
+    assert!(gone.starts_with("error: expected a server at `http://127.0.0.1:9`, but found none: "), "{gone}");
 }
 
 #[test]

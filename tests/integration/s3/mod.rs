@@ -69,6 +69,11 @@ fn bundles_go_to_s3_and_are_served_from_it() {
 }
 
 #[test]
+fn any_of_a_hundred_models_is_loaded_on_demand() {
+    run("test_on_demand.py");
+}
+
+#[test]
 fn jobs_survive_failures() {
     run("test_batch.py");
 }

@@ -66,6 +66,11 @@ impl Store {
 
     /// Sorted keys that begin with the key in `prefix`.
     pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
+        Ok(self.list_tags(prefix)?.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// Sorted keys that begin with the key in `prefix`, with the objects' ETags.
+    pub fn list_tags(&self, prefix: &Url) -> Result<Vec<(String, String)>> {
         let connection = self.connection()?;
         let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
         let listed = connection.send(move || {
@@ -74,7 +79,9 @@ impl Store {
         });
         let pages = listed.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
         let objects = pages.iter().flat_map(|page| page.contents());
-        let mut keys: Vec<String> = objects.filter_map(|object| object.key().map(str::to_owned)).collect();
+        let tag = |object: &aws_sdk_s3::types::Object| object.e_tag().unwrap_or_default().to_owned();
+        let mut keys: Vec<_> =
+            objects.filter_map(|object| Some((object.key()?.to_owned(), tag(object)))).collect();
         keys.sort();
         Ok(keys)
     }

@@ -1,0 +1,168 @@
+//! Ollama's `/api/pull`: fetches a model, with its progress as lines of JSON.
+
+use std::{fmt, path::PathBuf, sync::Arc, thread};
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    http::header::CONTENT_TYPE,
+    response::IntoResponse,
+};
+use futures::StreamExt;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::{
+    api::{
+        app::{App, caller_may_use},
+        rejection::{Rejection, Reply},
+        request::{Call, Context},
+    },
+    backend::Deadline,
+    error::{Error, Result},
+};
+
+/// Fetches models that are not served yet.
+pub trait FetchModel: fmt::Debug + Send + Sync {
+    /// Fetches or builds the model with this name, and returns its bundle's path.
+    fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf>;
+}
+
+/// The progress of a fetch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchProgress {
+    /// A stage begins.
+    Stage(String),
+    /// A part of a download is done.
+    Bytes {
+        /// What is downloaded.
+        name: String,
+        /// Its size in bytes.
+        total: u64,
+        /// Downloaded bytes.
+        completed: u64,
+    },
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `model`")]
+pub(in crate::api) struct OllamaPullRequest {
+    /// A hub repository, as `ORG/NAME` or `ORG/NAME@REVISION`, or a recipe.
+    model: Option<String>,
+    /// The older name for `model`.
+    name: Option<String>,
+    /// Whether the response reports the progress; true by default.
+    stream: Option<bool>,
+}
+
+/// A line of the response; the last one has the status `success` or an error.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaPullProgress")]
+pub(in crate::api) struct Line {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<String>,
+    /// What is downloaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
+    /// In bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total: Option<u64>,
+    /// In bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Line {
+    fn status(status: impl Into<String>) -> Self {
+        Self { status: Some(status.into()), ..Self::default() }
+    }
+
+    fn of(progress: FetchProgress) -> Self {
+        match progress {
+            FetchProgress::Stage(stage) => Self::status(stage),
+            FetchProgress::Bytes { name, total, completed } => Self {
+                digest: Some(name.clone()),
+                total: Some(total),
+                completed: Some(completed),
+                ..Self::status(format!("pulling {name}"))
+            },
+        }
+    }
+
+    fn bytes(&self) -> Bytes {
+        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        line.push(b'\n');
+        line.into()
+    }
+}
+
+/// Fetch a model, as Ollama does
+pub(in crate::api) async fn pull(Call(context, body): Call<OllamaPullRequest>) -> Reply {
+    let name = body.model.or(body.name).filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
+    let lines = start(&context, name)?;
+    if body.stream.unwrap_or(true) {
+        let lines = lines.into_stream().map(|line| Ok::<_, std::convert::Infallible>(line.bytes()));
+        return Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response());
+    }
+    let mut last = Line::default();
+    while let Ok(line) = lines.recv_async().await {
+        last = line;
+    }
+    match last.error {
+        None => Ok(Json(last).into_response()),
+        Some(message) => Err(Error::unavailable(message).into()),
+    }
+}
+
+/// Begins to fetch a model. It goes on if the client disconnects, and a later request finds the model.
+fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
+    let (sender, lines) = flume::unbounded();
+    let app = &context.app;
+    if app.model(Some(&name)).is_ok() {
+        let _ = sender.send(Line::status("success"));
+        return Ok(lines);
+    }
+    let Some(fetcher) = app.fetcher.clone().filter(|_| app.catalog.is_on_demand()) else {
+        return Err(Error::invalid(format!(
+            "expected a model that this server has, but found `{}`; `kivu serve --load on-demand` fetches others from \
+             the Hugging Face Hub",
+            name.escape_debug()
+        ))
+        .into());
+    };
+    // A caller with a list of models may fetch those.
+    if !caller_may_use(&name) {
+        return Err(crate::api::app::unknown(&name, &app.models()).into());
+    }
+    let overloaded = |_| Rejection::from(Error::Overloaded { limit: 1, unit: "pulls" });
+    let permit = Arc::clone(&app.pulls).try_acquire_owned().map_err(overloaded)?;
+    let (app, handle) = (Arc::clone(app), tokio::runtime::Handle::current());
+    let work = move || {
+        let outcome = {
+            let report = |progress| drop(sender.send(Line::of(progress)));
+            fetcher.fetch(&name, &report)
+        };
+        let last = match outcome {
+            Ok(path) => handle.block_on(serve(&app, path, permit)),
+            Err(error) => {
+                tracing::error!(model = name, error = error.chain(), "cannot pull");
+                Line { error: Some(error.to_string()), ..Line::default() }
+            }
+        };
+        let _ = sender.send(last);
+    };
+    let failed = Error::io("cannot start a thread that fetches a model");
+    thread::Builder::new().name("pull".to_owned()).spawn(work).map_err(failed)?;
+    Ok(lines)
+}
+
+/// Serves the fetched bundle from now on.
+async fn serve(app: &App, path: PathBuf, _permit: OwnedSemaphorePermit) -> Line {
+    app.catalog.add(path);
+    app.catalog.refresh(Deadline::within(app.limits.timeout())).await;
+    Line::status("success")
+}

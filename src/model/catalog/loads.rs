@@ -1,0 +1,228 @@
+//! Threads that load models within the memory budget.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Entry, Model, RETRY_INTERVAL, Shared, Slot,
+    budget::{Budget, Reserved},
+    entry::{Failure, Resident},
+};
+use crate::{
+    backend::Engine,
+    config::{Config, resident_memory},
+    error::{Error, Result},
+    model::load::engine,
+    repository::{Bundle, bundle::Home},
+    telemetry,
+};
+
+/// Models that are loaded at once: each load uses two threads, and most functions have two CPUs.
+const THREADS: usize = 2;
+/// How long a load waits for an idle model before it takes the memory of one in use, whose requests end first.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// The longest time between looking for idle models.
+const POLL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct Loads {
+    pub(super) budget: Arc<Budget>,
+    queue: flume::Sender<Arc<Entry>>,
+}
+
+/// A thread's view.
+#[derive(Clone)]
+struct Loader {
+    budget: Arc<Budget>,
+    shared: Arc<Shared>,
+    config: Arc<Config>,
+    /// Loads in progress.
+    running: Arc<AtomicUsize>,
+    /// All loads so far.
+    begun: Arc<AtomicUsize>,
+}
+
+impl Loads {
+    pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+        let budget = Budget::new(config.model_memory()?);
+        let (queue, waiting) = flume::unbounded::<Arc<Entry>>();
+        let loader = Loader {
+            budget: Arc::clone(&budget),
+            shared,
+            config: Arc::new(config.clone()),
+            running: Arc::default(),
+            begun: Arc::default(),
+        };
+        for number in 0..THREADS {
+            let (loader, waiting) = (loader.clone(), waiting.clone());
+            thread::Builder::new()
+                .name(format!("load-{number}"))
+                .spawn(move || waiting.iter().for_each(|entry| loader.load(&entry)))
+                .map_err(Error::io("cannot start a thread that loads models"))?;
+        }
+        Ok(Self { budget, queue })
+    }
+
+    /// Begins to load a model unless that has begun; `false` if its bundle was replaced, so that the list of models is
+    /// out of date. An error if it failed a moment ago.
+    pub(super) fn request(&self, entry: &Arc<Entry>) -> Result<bool> {
+        let mut slot = entry.slot_mut();
+        match &*slot {
+            Slot::Loading | Slot::Loaded(_) => return Ok(true),
+            Slot::Replaced => {
+                *slot = Slot::Absent;
+                return Ok(false);
+            }
+            Slot::Failed(failure) if failure.at.elapsed() < RETRY_INTERVAL => return Err(failure.error()),
+            Slot::Failed(_) | Slot::Absent => {}
+        }
+        *slot = Slot::Loading;
+        let sent = self.queue.send(Arc::clone(entry));
+        sent.map(|()| true).map_err(|_| Error::model("the threads that load models have stopped"))
+    }
+}
+
+impl Failure {
+    fn new(entry: &Entry, error: &Error) -> Self {
+        let (message, is_temporary) = match error {
+            Error::TooLarge { message } => (message.clone(), false),
+            _ => (
+                format!("`{}` cannot be loaded at the moment; the server's log has the cause", entry.name),
+                true,
+            ),
+        };
+        Self { at: Instant::now(), message, is_temporary }
+    }
+
+    fn error(&self) -> Error {
+        match self.is_temporary {
+            true => Error::unavailable(self.message.clone()),
+            false => Error::config(self.message.clone()),
+        }
+    }
+}
+
+impl Loader {
+    fn load(&self, entry: &Arc<Entry>) {
+        let started = Instant::now();
+        let loaded = catch_unwind(AssertUnwindSafe(|| self.open(entry)));
+        let loaded = loaded.unwrap_or_else(|_| Err(Error::model("loading the model panicked")));
+        let slot = match loaded {
+            Ok(Some(resident)) => {
+                telemetry::record_load(started.elapsed());
+                tracing::info!(model = entry.name, ms = started.elapsed().as_millis() as u64, "loaded");
+                Slot::Loaded(Arc::new(resident))
+            }
+            Ok(None) => Slot::Replaced,
+            Err(error) => {
+                telemetry::record_failed_load();
+                tracing::error!(model = entry.name, error = error.chain(), "cannot load");
+                Slot::Failed(Failure::new(entry, &error))
+            }
+        };
+        entry.set(slot);
+        if !self.shared.has(entry) {
+            entry.unload();
+        }
+    }
+
+    /// Opens a model; `None` if its bundle was replaced.
+    fn open(&self, entry: &Arc<Entry>) -> Result<Option<Resident>> {
+        let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
+        let mut memory = self.reserve(entry)?;
+        if let Home::Folder(folder) = listed.bundle.home() {
+            // Bundles in folders are replaced in place.
+            let bundle = Bundle::open(folder)?;
+            if bundle.digest() != entry.digest {
+                return Ok(None);
+            }
+            listed.bundle = bundle;
+        }
+        let (model, found) = self.measured(|| Model::open(&listed, &self.config))?;
+        // ONNX Runtime packs weights, which takes more memory than the files have bytes.
+        let is_packed = engine(&self.config, &entry.manifest) == Engine::Onnx;
+        if let Some(found) = found.filter(|found| is_packed && *found > memory.bytes) {
+            memory.correct(found);
+        }
+        Ok(Some(Resident::new(model, Some(memory))))
+    }
+
+    /// Runs a load, and returns by how much it has increased this process's memory; `None` if other loads ran meanwhile.
+    fn measured<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<(T, Option<u64>)> {
+        let is_alone = self.running.fetch_add(1, Ordering::SeqCst) == 0;
+        let (number, before) = (self.begun.fetch_add(1, Ordering::SeqCst) + 1, resident_memory());
+        let outcome = load();
+        let after = resident_memory();
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        let is_alone = is_alone && self.begun.load(Ordering::SeqCst) == number;
+        let found = before.ok().zip(after.ok()).map(|(before, after)| after.saturating_sub(before));
+        Ok((outcome?, found.filter(|_| is_alone)))
+    }
+
+    /// Waits for memory; idle models leave for it.
+    fn reserve(&self, entry: &Entry) -> Result<Reserved> {
+        let (bytes, max) = (estimate(entry), self.budget.max());
+        if bytes > max {
+            return Err(Error::too_large(format!(
+                "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB; raise `max_memory`",
+                entry.name,
+                max / 1_000_000,
+                bytes.div_ceil(1_000_000)
+            )));
+        }
+        // When models in use were last told to leave.
+        let mut asked = Instant::now();
+        loop {
+            if let Some(reserved) = self.budget.reserve(bytes) {
+                return Ok(reserved);
+            }
+            if self.evict_idle() {
+                continue;
+            }
+            if asked.elapsed() > IDLE_TIME {
+                self.evict_busy(bytes);
+                asked = Instant::now();
+            }
+            self.budget.wait(POLL);
+        }
+    }
+
+    /// Lets the least recently used idle model leave; `false` if there is none.
+    fn evict_idle(&self) -> bool {
+        let entries = self.shared.entries();
+        let idle = entries.iter().filter(|entry| entry.is_idle()).min_by_key(|entry| entry.rank());
+        let has_left = idle.is_some_and(|entry| entry.unload_idle());
+        if has_left {
+            telemetry::record_unload();
+        }
+        has_left
+    }
+
+    /// Lets the least recently used models with these bytes leave, once their requests have ended.
+    fn evict_busy(&self, bytes: u64) {
+        let entries = self.shared.entries();
+        let mut loaded: Vec<&Arc<Entry>> = entries.iter().filter(|entry| entry.memory().is_some()).collect();
+        loaded.sort_by_key(|entry| entry.rank());
+        let mut leaving = 0;
+        for entry in loaded {
+            if leaving >= bytes {
+                break;
+            }
+            leaving += entry.memory().unwrap_or(0);
+            entry.unload();
+            telemetry::record_unload();
+        }
+    }
+}
+
+/// A loaded model's memory in bytes, before it is measured: its files', whether they are mapped or read.
+fn estimate(entry: &Entry) -> u64 {
+    entry.size()
+}

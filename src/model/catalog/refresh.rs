@@ -1,0 +1,192 @@
+//! A thread that reads the list of models again: new, changed and removed bundles are seen without a restart.
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+
+use super::{Entry, Shared};
+use crate::{
+    config::Config,
+    error::{Error, Result},
+    model::{Bundles, Listed, none_found},
+    repository::s3::Url,
+};
+
+/// How often folders are read.
+const FOLDER_INTERVAL: Duration = Duration::from_secs(1);
+/// How often S3 is asked, which costs a request per URL.
+const S3_INTERVAL: Duration = Duration::from_secs(30);
+/// How much more often requests with unknown models may ask.
+const UNKNOWN_FACTOR: u32 = 10;
+
+#[derive(Debug)]
+pub(super) struct Refresh {
+    requests: flume::Sender<()>,
+    is_running: Arc<AtomicBool>,
+    done: watch::Receiver<Instant>,
+    interval: Duration,
+    added: Arc<Mutex<Vec<PathBuf>>>,
+}
+
+struct Refresher {
+    config: Config,
+    bundles: Bundles,
+    shared: Arc<Shared>,
+    added: Arc<Mutex<Vec<PathBuf>>>,
+    /// Errors that were logged.
+    known_errors: HashSet<String>,
+}
+
+impl Refresh {
+    /// Reads the list, and starts the thread that does so again.
+    pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+        let added = Arc::<Mutex<Vec<PathBuf>>>::default();
+        let mut refresher = Refresher {
+            config: config.clone(),
+            bundles: Bundles::new(config),
+            shared,
+            added: Arc::clone(&added),
+            known_errors: HashSet::new(),
+        };
+        refresher.start()?;
+        let (requests, waiting) = flume::bounded(1);
+        let (done, is_done) = watch::channel(Instant::now());
+        let is_running = Arc::<AtomicBool>::default();
+        let runs = Arc::clone(&is_running);
+        thread::Builder::new()
+            .name("refresh".to_owned())
+            .spawn(move || {
+                while waiting.recv().is_ok() {
+                    runs.store(true, Ordering::SeqCst);
+                    refresher.run();
+                    runs.store(false, Ordering::SeqCst);
+                    done.send_replace(Instant::now());
+                }
+            })
+            .map_err(Error::io("cannot start the thread that looks for new models"))?;
+        let is_remote = config.models.iter().any(|model| Url::of(&model.path).is_some());
+        let interval = if is_remote { S3_INTERVAL } else { FOLDER_INTERVAL };
+        Ok(Self { requests, is_running, done: is_done, interval, added })
+    }
+
+    /// Asks for a refresh if the last one was a while ago.
+    pub(super) fn request_if_due(&self) {
+        if self.done.borrow().elapsed() >= self.interval {
+            // A full queue contains a request that has not begun.
+            let _ = self.requests.try_send(());
+        }
+    }
+
+    /// Asks for a refresh unless the last one was a moment ago.
+    pub(super) fn request_soon(&self) {
+        if self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR {
+            let _ = self.requests.try_send(());
+        }
+    }
+
+    /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
+    pub(super) async fn run(&self) {
+        let is_due = self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR;
+        if is_due || self.has_added() {
+            self.run_now().await;
+        }
+    }
+
+    /// Waits for a refresh that begins from now on.
+    pub(super) async fn run_now(&self) {
+        let mut done = self.done.clone();
+        done.borrow_and_update();
+        // One that has begun may have missed the change.
+        let count = if self.is_running.load(Ordering::SeqCst) { 2 } else { 1 };
+        let _ = self.requests.try_send(());
+        for _ in 0..count {
+            let _ = done.changed().await;
+        }
+    }
+
+    pub(super) fn add(&self, path: PathBuf) {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    }
+
+    fn has_added(&self) -> bool {
+        !self.added.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+impl Refresher {
+    /// Reads the list for the first time: errors in the configuration end the start, damaged bundles in it do not.
+    fn start(&mut self) -> Result<()> {
+        let mut failed = None;
+        let listed = self.bundles.list(&self.config, &mut |error| match error {
+            Error::Config { .. } | Error::Io { .. } => Err(error),
+            error => {
+                tracing::error!(error = error.chain(), "a model is left out");
+                self.known_errors.insert(error.chain());
+                failed.get_or_insert(error);
+                Ok(())
+            }
+        });
+        let listed = listed?;
+        // A folder may be empty: bundles that are added to it are served.
+        if listed.is_empty() && !self.config.models.iter().any(|model| model.path.is_dir()) {
+            return Err(failed.unwrap_or_else(none_found));
+        }
+        self.replace(listed);
+        Ok(())
+    }
+
+    fn run(&mut self) {
+        let added = std::mem::take(&mut *self.added.lock().unwrap_or_else(PoisonError::into_inner));
+        for path in added {
+            if !self.config.models.iter().any(|model| model.path == path) {
+                self.config.models.push(path.into());
+            }
+        }
+        let mut errors = HashSet::new();
+        let listed = self.bundles.list(&self.config, &mut |error| {
+            errors.insert(error.chain());
+            match error {
+                // S3 does not respond: the models are as they were.
+                Error::Io { .. } => Err(error),
+                _ => Ok(()),
+            }
+        });
+        for error in errors.difference(&self.known_errors) {
+            tracing::error!(error, "cannot read all models again");
+        }
+        self.known_errors = errors;
+        if let Ok(listed) = listed {
+            self.replace(listed);
+        }
+    }
+
+    /// Replaces the entries of bundles that have changed; all others stay, with their loaded models.
+    fn replace(&self, listed: Vec<Listed>) {
+        let known = self.shared.entries();
+        let entry = |listed: Listed| {
+            let is_same = |entry: &&Arc<Entry>| {
+                entry.digest == listed.bundle.digest()
+                    && entry.name == listed.name
+                    && entry.manifest.aliases == listed.manifest.aliases
+                    && entry.listed.as_ref().is_some_and(|old| old.bundle.path("") == listed.bundle.path(""))
+            };
+            let same = known.iter().find(is_same).cloned();
+            same.unwrap_or_else(|| Arc::new(Entry::of_listed(listed, self.config.limits.tokens)))
+        };
+        let entries: Arc<[Arc<Entry>]> = listed.into_iter().map(entry).collect();
+        let is_unchanged = known.len() == entries.len()
+            && known.iter().zip(entries.iter()).all(|(old, new)| Arc::ptr_eq(old, new));
+        if !is_unchanged {
+            self.shared.replace(entries);
+        }
+    }
+}

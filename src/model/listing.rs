@@ -1,0 +1,232 @@
+//! The bundles that a configuration names, with their models' names and aliases.
+
+use std::{
+    collections::HashMap,
+    fs, iter,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use crate::{
+    config::{Config, ModelConfig},
+    error::{Error, Result, quoted},
+    repository::{
+        Bundle, Manifest, TaskSettings,
+        bundle::MANIFEST,
+        remote,
+        s3::{Store, Url},
+    },
+};
+
+/// Manifests that are read from S3 at once.
+const PARALLEL: usize = 16;
+
+/// A served model that is not loaded.
+#[derive(Clone, Debug)]
+pub(super) struct Listed {
+    /// The name in requests.
+    pub(super) name: String,
+    /// The bundle's manifest, with aliases from the configuration.
+    pub(super) manifest: Manifest,
+    pub(super) bundle: Bundle,
+    pub(super) config: ModelConfig,
+}
+
+/// Finds bundles, and reads a manifest again only if it has changed.
+#[derive(Debug)]
+pub(super) struct Bundles {
+    store: Store,
+    /// Bundles by path or URL, with a tag that changes with the manifest.
+    known: HashMap<PathBuf, (String, Bundle)>,
+}
+
+/// Where a bundle is.
+#[derive(Debug)]
+struct Place {
+    /// The folder or URL that names it.
+    path: PathBuf,
+    /// The folder or URL to open.
+    open: PathBuf,
+    /// A text that changes with the manifest; empty without one.
+    tag: String,
+}
+
+/// Decides whether an error in one bundle ends the listing: `Ok` leaves the bundle out.
+type OnError<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
+
+impl Bundles {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { store: Store::new(config.s3.timeout()), known: HashMap::new() }
+    }
+
+    /// All models in configuration order; those in a folder or below a URL are sorted by name.
+    pub(super) fn list(&mut self, config: &Config, on_error: OnError<'_>) -> Result<Vec<Listed>> {
+        let mut listed: Vec<Listed> = Vec::new();
+        for model in &config.models {
+            let bundles = match self.bundles(model, on_error) {
+                Ok(bundles) => bundles,
+                Err(error) => {
+                    on_error(error)?;
+                    continue;
+                }
+            };
+            for bundle in bundles {
+                match self::listed(model, bundle, config, &listed) {
+                    Ok(one) => listed.push(one),
+                    Err(error) => on_error(error)?,
+                }
+            }
+        }
+        if let Err(error) = check_aliases(&listed, config) {
+            on_error(error)?;
+        }
+        Ok(listed)
+    }
+
+    /// The bundle at a model's path, or the bundles in its folder.
+    fn bundles(&mut self, model: &ModelConfig, on_error: OnError<'_>) -> Result<Vec<Bundle>> {
+        let found: Vec<Place> = match Url::of(&model.path) {
+            Some(url) => remote::list(&self.store, &url?)?.into_iter().map(Place::from).collect(),
+            None => local(&model.path)?,
+        };
+        if model.name.is_some() && found.len() > 1 {
+            let names: Vec<_> = found.iter().map(|place| place.path.display().to_string()).collect();
+            return Err(Error::config(format!(
+                "expected one bundle for a model with a name, but found {}",
+                quoted(&names)
+            )));
+        }
+        let is_known = |place: &&Place| {
+            self.known.get(&place.path).is_some_and(|(tag, _)| *tag == place.tag && !tag.is_empty())
+        };
+        let new: Vec<&Place> = found.iter().filter(|place| !is_known(place)).collect();
+        for (place, opened) in new.iter().zip(self.open(&new)) {
+            match opened {
+                Ok(bundle) => drop(self.known.insert(place.path.clone(), (place.tag.clone(), bundle))),
+                Err(error) => {
+                    // Without a manifest, there is none any more. With a damaged one, the older bundle keeps its name.
+                    if place.tag.is_empty() {
+                        self.known.remove(&place.path);
+                    }
+                    on_error(error)?;
+                }
+            }
+        }
+        Ok(found.iter().filter_map(|place| Some(self.known.get(&place.path)?.1.clone())).collect())
+    }
+
+    /// Opens bundles, in order: many in S3 at once.
+    fn open(&self, places: &[&Place]) -> Vec<Result<Bundle>> {
+        let open = |place: &Place| match Url::of(&place.open) {
+            Some(url) => remote::open(&self.store, &url?),
+            None => Bundle::open(&place.open),
+        };
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let take = || {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                Some((index, *places.get(index)?))
+            };
+            iter::from_fn(take).map(|(index, place)| (index, open(place))).collect::<Vec<_>>()
+        };
+        let is_remote = places.iter().any(|place| Url::of(&place.open).is_some());
+        let threads = if is_remote { PARALLEL.min(places.len()) } else { 1 };
+        let mut opened = thread::scope(|scope| {
+            let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut opened = work();
+            opened.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
+            opened
+        });
+        opened.sort_by_key(|(index, _)| *index);
+        opened.into_iter().map(|(_, bundle)| bundle).collect()
+    }
+}
+
+impl From<remote::Found> for Place {
+    fn from(found: remote::Found) -> Self {
+        let [path, open] = [found.url, found.open].map(|url| PathBuf::from(url.to_string()));
+        Self { path, open, tag: found.tag }
+    }
+}
+
+/// The error for a configuration without models.
+pub(super) fn none_found() -> Error {
+    Error::config(
+        "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face hub, or \
+         set `models` in `kivu.toml`",
+    )
+}
+
+/// The bundles in a local folder, or the folder itself, with tags.
+fn local(path: &Path) -> Result<Vec<Place>> {
+    let folders = match path.join(MANIFEST).is_file() {
+        true => Vec::new(),
+        false => folders_with_manifest(path)?,
+    };
+    let mut folders = if folders.is_empty() { vec![path.to_owned()] } else { folders };
+    folders.sort();
+    let place = |path: PathBuf| Place { tag: tag(&path), open: path.clone(), path };
+    Ok(folders.into_iter().map(place).collect())
+}
+
+/// A text that changes when the manifest is written or replaced; empty without a manifest.
+fn tag(folder: &Path) -> String {
+    let Ok(found) = fs::metadata(folder.join(MANIFEST)) else { return String::new() };
+    format!("{} {} {} {} {}", found.dev(), found.ino(), found.size(), found.mtime(), found.mtime_nsec())
+}
+
+fn folders_with_manifest(path: &Path) -> Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(path) else { return Ok(Vec::new()) };
+    let mut folders = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        // Builds in progress are in hidden folders.
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") && entry.path().join(MANIFEST).is_file() {
+            folders.push(entry.path());
+        }
+    }
+    Ok(folders)
+}
+
+fn listed(model: &ModelConfig, bundle: Bundle, config: &Config, others: &[Listed]) -> Result<Listed> {
+    let mut manifest = bundle.manifest().clone();
+    TaskSettings::of(&manifest)?;
+    let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
+    if others.iter().any(|known| known.name == name) {
+        return Err(Error::config(format!(
+            "expected a unique name for each model, but found `{name}` twice; set `name` in `kivu.toml`"
+        )));
+    }
+    // If two bundles come from one hub repository, the first has the repository's name.
+    let repository = manifest.source.from.split('@').next().unwrap_or_default();
+    if others.iter().any(|known| known.manifest.aliases.iter().any(|alias| alias == repository)) {
+        manifest.aliases.retain(|alias| alias != repository);
+    }
+    let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
+    manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
+    Ok(Listed { name, manifest, bundle, config: model.clone() })
+}
+
+/// Refuses aliases for unknown models, and names shared by two models.
+fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
+    let names: Vec<&str> = listed.iter().map(|model| model.name.as_str()).collect();
+    if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {
+        return Err(Error::config(format!(
+            "expected `aliases.{alias}` to be the name of a served model, {}, but found `{name}`",
+            quoted(&names)
+        )));
+    }
+    let mut known = names;
+    for alias in listed.iter().flat_map(|model| &model.manifest.aliases) {
+        if known.contains(&alias.as_str()) {
+            return Err(Error::config(format!(
+                "expected different aliases and names, but found `{alias}` twice; change `aliases` in \
+                 `kivu.toml` or in the recipe"
+            )));
+        }
+        known.push(alias);
+    }
+    Ok(())
+}
