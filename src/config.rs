@@ -35,7 +35,7 @@ pub use self::{
     limits::{Limits, MAX_TEXTS},
     memory::{memory_of, resident as resident_memory},
     models::{FleetConfig, ModelConfig, Policy},
-    otlp::{OtlpConfig, OtlpReceiver},
+    otlp::{OtlpConfig, OtlpReceiver, SpanQueue},
     s3::S3Config,
 };
 use crate::error::{Error, Result};

@@ -69,7 +69,7 @@ impl Observed {
         if let Some(rejection) = &rejection {
             routes::dialect(route).complete(rejection, &mut response);
         }
-        let (status, took) = (response.status(), self.record.started.elapsed());
+        let (status, took) = (response.status(), self.record.elapsed());
         telemetry::record_response(status.as_u16(), took);
         let matched = self.route.as_ref().map(MatchedPath::as_str);
         let outcome = Outcome { method: self.method.as_str(), route: matched, status: status.as_u16() };

@@ -38,6 +38,8 @@ pub struct OtlpConfig {
     pub ratio: f64,
     /// Whether a request from a trace is sampled if the trace is.
     pub follows_parent: bool,
+    /// Spans that wait for an export.
+    pub queue: SpanQueue,
     /// The interval at which metrics are sent: `OTEL_METRIC_EXPORT_INTERVAL`.
     pub interval: Duration,
     /// Whether metrics are differences to the last export: `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`.
@@ -46,6 +48,27 @@ pub struct OtlpConfig {
     pub service: Option<String>,
     /// `OTEL_RESOURCE_ATTRIBUTES` without the service's name.
     pub attributes: Vec<(String, String)>,
+}
+
+/// Spans that wait for an export; further ones are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanQueue {
+    /// Maximum spans: `OTEL_BSP_MAX_QUEUE_SIZE`.
+    pub spans: usize,
+    /// Maximum spans per export: `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`.
+    pub export: usize,
+    /// Time between exports: `OTEL_BSP_SCHEDULE_DELAY`.
+    pub delay: Duration,
+}
+
+impl SpanQueue {
+    fn new(variables: &Variables) -> Result<Self> {
+        let (spans, export) = ("OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE");
+        let delay = milliseconds(variables, "OTEL_BSP_SCHEDULE_DELAY")?;
+        let spans = number(variables, spans, "a number of spans")?.unwrap_or(2048) as usize;
+        let most = number(variables, export, "a number of spans")?.unwrap_or(512) as usize;
+        Ok(Self { spans, export: most.min(spans), delay: delay.unwrap_or(Duration::from_secs(5)) })
+    }
 }
 
 /// A receiver of traces or of metrics.
@@ -81,6 +104,7 @@ impl OtlpConfig {
             metrics,
             ratio,
             follows_parent,
+            queue: SpanQueue::new(variables)?,
             interval: milliseconds(variables, "OTEL_METRIC_EXPORT_INTERVAL")?.unwrap_or(INTERVAL),
             has_deltas: choice(variables, temporality, &["cumulative", "delta"])? == Some("delta"),
             service,
@@ -136,11 +160,14 @@ fn choice<'a>(variables: &'a Variables, name: &str, allowed: &[&str]) -> Result<
 }
 
 fn milliseconds(variables: &Variables, name: &str) -> Result<Option<Duration>> {
+    let milliseconds = number(variables, name, "a number of milliseconds")?;
+    Ok(milliseconds.map(|milliseconds| Duration::from_millis(milliseconds.into())))
+}
+
+fn number(variables: &Variables, name: &str, what: &str) -> Result<Option<u32>> {
     let Some(found) = variable(variables, name) else { return Ok(None) };
-    let milliseconds = found.parse::<u32>().ok().filter(|value| *value > 0);
-    let expected = "a number of milliseconds above 0";
-    let milliseconds = milliseconds.ok_or_else(|| wrong(name, expected, found))?;
-    Ok(Some(Duration::from_millis(milliseconds.into())))
+    let number = found.parse::<u32>().ok().filter(|value| *value > 0);
+    number.map(Some).ok_or_else(|| wrong(name, &format!("{what} above 0"), found))
 }
 
 fn check_url<'a>(name: &str, found: &'a str) -> Result<&'a str> {
@@ -288,6 +315,8 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "often"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
             ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "lowmemory"),
             ("OTEL_RESOURCE_ATTRIBUTES", "a"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c"),

@@ -3,11 +3,13 @@
 //! The functions here record metrics; the program chooses the exporter once, with [`Prometheus::install`] or
 //! [`Embedded::install`], both with or without [`Otlp`]. Without one, recording does nothing. Metrics and log never contain request texts.
 
+mod buckets;
 mod embedded;
 pub mod fleet;
 mod log;
 mod otlp;
 pub mod request;
+mod stages;
 pub mod trace;
 
 use std::{
@@ -19,15 +21,13 @@ use metrics::{Recorder, counter, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use metrics_util::layers::FanoutBuilder;
 
+use self::buckets::BUCKETS;
 pub use self::{
     embedded::Embedded,
     log::start_log,
     otlp::{Otlp, Reading},
 };
 use crate::error::{Error, Result};
-
-/// Upper bounds for histogram buckets, in seconds.
-const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Records a response.
 pub fn record_response(status: u16, took: Duration) {

@@ -3,11 +3,13 @@
 use std::{
     future::Future,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
+pub use super::stages::{Outcome, RequestDetails, Stage};
 use super::{
     otlp::spans::{self, RequestSpan},
+    stages::{Clock, TimedStage},
     trace::Trace,
 };
 
@@ -20,47 +22,10 @@ tokio::task_local! {
     static RUN: Arc<RunMark>;
 }
 
-/// A request's stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Texts to tokens.
-    Tokenization,
-    /// Until the first batch of a model run begins.
-    Queue,
-    /// A model run.
-    Run,
-    /// Tensors to the response.
-    Response,
-}
-
-impl Stage {
-    /// Its span's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tokenization => "tokenization",
-            Self::Queue => "queue",
-            Self::Run => "run",
-            Self::Response => "response",
-        }
-    }
-}
-
-/// A stage that is over.
-#[derive(Clone, Debug)]
-pub(super) struct TimedStage {
-    pub(super) stage: Stage,
-    pub(super) started: Instant,
-    pub(super) ended: Instant,
-    pub(super) has_failed: bool,
-    pub(super) backend: Option<&'static str>,
-}
-
 /// A request while it runs.
 #[derive(Debug)]
 pub struct RequestRecord {
-    /// When it began.
-    pub started: Instant,
-    pub(super) began: SystemTime,
+    clock: Clock,
     /// For outgoing requests and the log: this request's span, or the client's if none is made here.
     pub trace: Option<Trace>,
     span: Mutex<Option<RequestSpan>>,
@@ -74,49 +39,23 @@ struct Progress {
     last_end: Option<Instant>,
 }
 
-/// What a request asked for, and how long its stages took in total. Parts of a request may run at the same time, so the
-/// sum may exceed the request's own duration.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RequestDetails {
-    /// The first model that it used.
-    pub model: Option<String>,
-    /// Texts in the request.
-    pub texts: usize,
-    /// Tokens that models read.
-    pub tokens: usize,
-    /// Durations by [`Stage`], in its order.
-    durations: [Duration; 4],
-}
-
-impl RequestDetails {
-    /// A stage's milliseconds.
-    pub fn ms(&self, stage: Stage) -> f64 {
-        self.durations[stage as usize].as_micros() as f64 / 1000.0
-    }
-}
-
-/// How a request ended.
-pub struct Outcome<'a> {
-    /// The method, which is only reported if HTTP defines it.
-    pub method: &'a str,
-    /// The route's path, with names of parameters in place of their values.
-    pub route: Option<&'a str>,
-    /// The response's status.
-    pub status: u16,
-}
-
 impl RequestRecord {
     /// Begins a request, in the client's trace if there is one.
     pub fn begin(method: &str, parent: Option<Trace>) -> Arc<Self> {
-        let (started, began) = (Instant::now(), SystemTime::now());
-        let span = spans::begin(method, parent.as_ref(), began);
+        let clock = Clock::start();
+        let span = spans::begin(method, parent.as_ref(), clock);
         let trace = span.as_ref().map(RequestSpan::trace).or(parent);
-        Arc::new(Self { started, began, trace, span: Mutex::new(span), progress: Mutex::default() })
+        Arc::new(Self { clock, trace, span: Mutex::new(span), progress: Mutex::default() })
     }
 
     /// Runs `work`, whose stages belong to this request.
     pub async fn follow<T>(self: Arc<Self>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self, work).await
+    }
+
+    /// Time since the request began.
+    pub fn elapsed(&self) -> Duration {
+        self.clock.elapsed()
     }
 
     /// Ends the request and its spans.
@@ -127,7 +66,7 @@ impl RequestRecord {
         }
         let progress = self.progress();
         if let Some(span) = self.span.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            span.end(self, outcome, &progress.details, &progress.stages);
+            span.end(self.clock, outcome, &progress.details, &progress.stages);
         }
         progress.details.clone()
     }
@@ -164,8 +103,13 @@ impl RequestRecord {
     }
 }
 
+/// The current request's trace, for outgoing requests.
+pub fn current_trace() -> Option<Trace> {
+    current()?.trace.clone()
+}
+
 /// The current task's request.
-pub(super) fn current() -> Option<Arc<RequestRecord>> {
+fn current() -> Option<Arc<RequestRecord>> {
     CURRENT.try_with(Arc::clone).ok()
 }
 
@@ -304,6 +248,15 @@ mod tests {
         })
         .await;
         assert_eq!((stages.len(), stages.last()), (MAX_STAGES + 1, Some(&(Stage::Response, false))));
+    }
+
+    #[tokio::test]
+    async fn a_request_has_the_trace_that_it_follows() {
+        assert_eq!(current_trace(), None);
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace = Trace::read(|name| (name == "traceparent").then_some(header));
+        let request = RequestRecord::begin("POST", trace.clone());
+        assert_eq!(request.follow(async { current_trace() }).await, trace);
     }
 
     #[tokio::test]

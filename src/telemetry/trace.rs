@@ -1,7 +1,5 @@
 //! Trace contexts, in W3C (`traceparent`) or X-Ray (`x-amzn-trace-id`) format.
 
-use super::request;
-
 /// W3C header.
 pub const TRACEPARENT: &str = "traceparent";
 /// W3C header with the tracing systems' own values.
@@ -63,11 +61,6 @@ impl Trace {
         is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled, state: None })
     }
 
-    /// The current request's trace, for outgoing requests.
-    pub fn current() -> Option<Self> {
-        request::current()?.trace.clone()
-    }
-
     /// W3C header value.
     pub fn traceparent(&self) -> String {
         format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled == Some(true)))
@@ -92,7 +85,7 @@ fn is_id(text: &str, digits: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::request::RequestRecord, *};
+    use super::*;
 
     const ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const PARENT: &str = "00f067aa0ba902b7";
@@ -151,14 +144,5 @@ mod tests {
         {
             assert_eq!(read(&[(X_RAY, &format!("{root}{text}")), state]), Some((expected, None)), "{text}");
         }
-    }
-
-    #[tokio::test]
-    async fn a_request_has_the_trace_that_it_follows() {
-        assert_eq!(Trace::current(), None);
-        let trace = Trace { id: ID.into(), parent: PARENT.into(), is_sampled: Some(true), state: None };
-        let request = RequestRecord::begin("POST", Some(trace.clone()));
-        let seen = RequestRecord::follow(request, async { Trace::current() }).await;
-        assert_eq!(seen, Some(trace));
     }
 }

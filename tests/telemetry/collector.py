@@ -73,6 +73,9 @@ class Collector(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def handle_error(self, *_):
+        """Tests kill programs that are connected."""
+
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"

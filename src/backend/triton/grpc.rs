@@ -30,7 +30,7 @@ use super::{
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
-    telemetry::trace::Trace,
+    telemetry::{request::current_trace, trace::Trace},
     tensor::Tensor,
 };
 
@@ -79,7 +79,7 @@ impl GrpcClient {
         if let Some(authorization) = &self.authorization {
             request.metadata_mut().insert("authorization", authorization.clone());
         }
-        for (name, value) in Trace::current().iter().flat_map(Trace::headers) {
+        for (name, value) in current_trace().iter().flat_map(Trace::headers) {
             if let Ok(value) = value.parse::<MetadataValue<Ascii>>() {
                 request.metadata_mut().insert(name, value);
             }

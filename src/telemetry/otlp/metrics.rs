@@ -15,7 +15,7 @@ use opentelemetry::{
     metrics::{self, Meter},
 };
 
-use crate::telemetry::BUCKETS;
+use crate::telemetry::buckets::BUCKETS;
 
 /// Creates an instrument for each metric.
 pub(super) struct Instruments(pub(super) Meter);

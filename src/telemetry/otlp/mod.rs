@@ -10,14 +10,14 @@ pub(super) mod spans;
 use std::{sync::Arc, thread, time::Duration};
 
 use ::metrics::Recorder;
-use opentelemetry::{KeyValue, metrics::MeterProvider};
+use opentelemetry::{KeyValue, metrics::MeterProvider, trace::TracerProvider};
 use opentelemetry_otlp::{
     MetricExporter, Protocol, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig,
 };
 use opentelemetry_sdk::{
     Resource,
     metrics::{PeriodicReader, SdkMeterProvider, Temporality},
-    trace::{BatchSpanProcessor, SdkTracerProvider},
+    trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider},
 };
 use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 
@@ -156,12 +156,17 @@ fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<
         .with_headers(headers(to))
         .build()
         .map_err(cannot_start)?;
+    let queue = BatchConfigBuilder::default()
+        .with_max_queue_size(config.queue.spans)
+        .with_scheduled_delay(config.queue.delay)
+        .with_max_export_batch_size(config.queue.export)
+        .build();
     let provider = SdkTracerProvider::builder()
         .with_sampler(spans::RequestSampler::new(config.ratio, config.follows_parent))
         .with_resource(resource)
-        .with_span_processor(BatchSpanProcessor::builder(exporter).build())
+        .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(queue).build())
         .build();
-    spans::install(&provider)?;
+    spans::install(provider.tracer(SCOPE))?;
     Ok(provider)
 }
 

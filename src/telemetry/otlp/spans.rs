@@ -1,27 +1,21 @@
 //! A request's spans. The server span begins with the request, for the ids that other servers get; the spans of its
 //! stages are made at its end, and only if the request is sampled.
 
-use std::{
-    sync::OnceLock,
-    time::{Instant, SystemTime},
-};
+use std::{sync::OnceLock, time::Instant};
 
 use opentelemetry::{
     Context, KeyValue,
     trace::{
         Link, Span as _, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags,
-        TraceId, TraceState, Tracer, TracerProvider,
+        TraceId, TraceState, Tracer,
     },
 };
-use opentelemetry_sdk::trace::{
-    Sampler, SamplingDecision, SamplingResult, SdkTracer, SdkTracerProvider, ShouldSample, Span,
-};
+use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTracer, ShouldSample, Span};
 
-use super::SCOPE;
 use crate::{
     error::{Error, Result},
     telemetry::{
-        request::{Outcome, RequestDetails, RequestRecord, TimedStage},
+        stages::{Clock, Outcome, RequestDetails, TimedStage},
         trace::Trace,
     },
 };
@@ -32,10 +26,8 @@ const METHODS: [&str; 9] = ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATC
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Traces requests from now on.
-pub(super) fn install(provider: &SdkTracerProvider) -> Result<()> {
-    TRACER
-        .set(provider.tracer(SCOPE))
-        .map_err(|_| Error::config("expected one OTLP exporter per process, but found two"))
+pub(super) fn install(tracer: SdkTracer) -> Result<()> {
+    TRACER.set(tracer).map_err(|_| Error::config("expected one OTLP exporter per process, but found two"))
 }
 
 /// A context whose trace has no sampling decision.
@@ -83,14 +75,11 @@ impl ShouldSample for RequestSampler {
 pub(in crate::telemetry) struct RequestSpan(Span);
 
 /// Begins a request's span, if requests are traced.
-pub(in crate::telemetry) fn begin(
-    method: &str,
-    parent: Option<&Trace>,
-    began: SystemTime,
-) -> Option<RequestSpan> {
+pub(in crate::telemetry) fn begin(method: &str, parent: Option<&Trace>, clock: Clock) -> Option<RequestSpan> {
     let tracer = TRACER.get()?;
-    let builder =
-        SpanBuilder::from_name(span_name(method)).with_kind(SpanKind::Server).with_start_time(began);
+    let builder = SpanBuilder::from_name(span_name(method))
+        .with_kind(SpanKind::Server)
+        .with_start_time(clock.time(Instant::now()));
     let context = parent.and_then(remote_context).unwrap_or_default();
     let span = tracer.build_with_context(builder, &context);
     // Invalid once the exporter has stopped.
@@ -128,7 +117,7 @@ impl RequestSpan {
     /// Ends the span, with a child for each stage.
     pub(in crate::telemetry) fn end(
         mut self,
-        request: &RequestRecord,
+        clock: Clock,
         outcome: &Outcome<'_>,
         details: &RequestDetails,
         stages: &[TimedStage],
@@ -136,13 +125,12 @@ impl RequestSpan {
         if !self.0.is_recording() {
             return;
         }
-        let time = |at: Instant| request.began + at.saturating_duration_since(request.started);
         self.describe(outcome, details);
         let context = Context::new().with_remote_span_context(self.0.span_context().clone());
         for timed in stages {
-            add_child(timed, &context, time);
+            add_child(timed, &context, clock);
         }
-        self.0.end_with_timestamp(time(Instant::now()));
+        self.0.end_with_timestamp(clock.time(Instant::now()));
     }
 
     /// Adds attributes by OpenTelemetry's conventions for HTTP servers, without the path, which may contain a text.
@@ -171,18 +159,18 @@ impl RequestSpan {
     }
 }
 
-fn add_child(timed: &TimedStage, context: &Context, time: impl Fn(Instant) -> SystemTime) {
+fn add_child(timed: &TimedStage, context: &Context, clock: Clock) {
     let Some(tracer) = TRACER.get() else { return };
     let backend = timed.backend.map(|backend| KeyValue::new("kivu.backend", backend));
     let builder = SpanBuilder::from_name(timed.stage.name())
         .with_kind(SpanKind::Internal)
-        .with_start_time(time(timed.started))
+        .with_start_time(clock.time(timed.started))
         .with_attributes(backend);
     let mut span = tracer.build_with_context(builder, context);
     if timed.has_failed {
         span.set_status(Status::error(""));
     }
-    span.end_with_timestamp(time(timed.ended));
+    span.end_with_timestamp(clock.time(timed.ended));
 }
 
 #[cfg(test)]
