@@ -4,7 +4,7 @@
     python examples/batch.py examples/texts vectors.jsonl
 
 Needs `pip install openai` and a server with a folder for files: `KIVU_FILES__FOLDER=.kivu/files make run`, or the URL of
-another one in KIVU_URL. Writes a line per paragraph, with its file, its text and its vector.
+another one in SERVER_URL. Writes a line per paragraph, with its file, its text and its vector.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from openai import OpenAI
 
-URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
+URL = os.environ.get("SERVER_URL", "http://127.0.0.1:8080")
 MODEL = "minilm"
 
-client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KIVU_KEY", "none"))
+client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("API_KEY", "none"))
 
 
 def main():

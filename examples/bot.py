@@ -3,7 +3,7 @@
 
     python examples/bot.py
 
-Needs `pip install huggingface_hub` and a server: `make run`, or the URL of another one in KIVU_URL. `/pt-en` and
+Needs `pip install huggingface_hub` and a server: `make run`, or the URL of another one in SERVER_URL. `/pt-en` and
 `/en-pt` change the direction; the end of the input (Ctrl+D) exits.
 """
 
@@ -14,8 +14,8 @@ import urllib.request
 
 from huggingface_hub import InferenceClient
 
-URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
-KEY = os.environ.get("KIVU_KEY")
+URL = os.environ.get("SERVER_URL", "http://127.0.0.1:8080")
+KEY = os.environ.get("API_KEY")
 
 
 def translators():

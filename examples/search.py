@@ -3,7 +3,7 @@
 
     python examples/search.py examples/texts "I forgot my password"
 
-Needs `pip install openai` and a server: `make run`, or the URL of another one in KIVU_URL. Embeds every paragraph of
+Needs `pip install openai` and a server: `make run`, or the URL of another one in SERVER_URL. Embeds every paragraph of
 every `.txt` file and prints those nearest to the question. The vectors have length 1, so the cosine of two is their
 dot product.
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from openai import OpenAI
 
-URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
+URL = os.environ.get("SERVER_URL", "http://127.0.0.1:8080")
 MODEL = "minilm"
 BATCH_SIZE = 256
 SHOWN = 3
 
-client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KIVU_KEY", "none"))
+client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("API_KEY", "none"))
 
 
 def embed(texts):

@@ -3,7 +3,7 @@
 
     python examples/sentiment.py examples/reviews.csv review > scored.csv
 
-Needs only Python and a server: `make run`, or the URL of another one in KIVU_URL. Rows are processed in batches, so the
+Needs only Python and a server: `make run`, or the URL of another one in SERVER_URL. Rows are processed in batches, so the
 file may be larger than memory.
 """
 
@@ -14,7 +14,7 @@ import os
 import sys
 import urllib.request
 
-URL = os.environ.get("KIVU_URL", "http://127.0.0.1:8080")
+URL = os.environ.get("SERVER_URL", "http://127.0.0.1:8080")
 MODEL = "sentiment"
 BATCH_SIZE = 256
 
@@ -23,8 +23,8 @@ def best_labels(texts):
     """The best label of each text with its score."""
     body = json.dumps({"inputs": texts, "parameters": {"top_k": 1}}).encode()
     headers = {"content-type": "application/json"}
-    if "KIVU_KEY" in os.environ:
-        headers["authorization"] = f"Bearer {os.environ['KIVU_KEY']}"
+    if "API_KEY" in os.environ:
+        headers["authorization"] = f"Bearer {os.environ['API_KEY']}"
     request = urllib.request.Request(f"{URL}/models/{MODEL}", body, headers)
     with urllib.request.urlopen(request) as answer:
         return [(labels[0]["label"], labels[0]["score"]) for labels in json.load(answer)]

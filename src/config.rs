@@ -167,6 +167,7 @@ impl Config {
             .with_list_parse_key("models")
             .with_list_parse_key("fleet.urls")
             .with_list_parse_key("auth.keys")
+            .with_list_parse_key("batch.metadata")
             .source(Some(keys.map(|(name, value)| (name.clone(), value.clone())).collect()));
         let home = default_home(std::env::current_dir().ok().as_deref(), variable);
         let mut config: Self = config::Config::builder()

@@ -19,7 +19,10 @@ use super::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
-    batch::{Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, Status},
+    batch::{
+        Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, SinkUrl,
+        Status,
+    },
     config::Config,
     error::{Error, Result, quoted},
     model::Model,
@@ -37,6 +40,7 @@ Examples:
   kivu batch texts.jsonl.gz labels.jsonl.gz --model zero-shot --labels sport,cooking
   kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
   zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
+  kivu batch docs.csv 'postgres://host/db?table=docs' --id key --metadata title,url --model my-model
 
 Run the same command again to resume a stopped job.";
 
@@ -48,16 +52,28 @@ const ONLY_ERRORS: u8 = 3;
 /// Run a model on every row in a file: JSON Lines, CSV or Parquet, plain or compressed with gzip or zstd
 ///
 /// OUTPUT has INPUT's format and columns, and result columns; failed rows have an error there. OUTPUT.report.json is a
-/// summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or output.
+/// summary. INPUT and OUTPUT may be s3://BUCKET/KEY, a pipe, or `-` for standard input or output. OUTPUT may also be
+/// the URL of a vector database or index, which stores the vectors by the rows' ids: PostgreSQL, OpenSearch or S3
+/// Vectors. Rows that it does not store are written to a file.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,
-    /// A new file, s3://BUCKET/KEY, or `-` for standard output
+    /// A new file, s3://BUCKET/KEY, `-` for standard output, postgres://…?table=TABLE, s3vectors://BUCKET/INDEX, or
+    /// opensearch+https://HOST/INDEX
     output: PathBuf,
     #[command(flatten)]
     parameters: Parameters,
+    /// The column with the rows' ids in the database [default: id]
+    #[arg(long, value_name = "COLUMN")]
+    id: Option<String>,
+    /// Columns to store with the vectors, separated by commas
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    metadata: Vec<String>,
+    /// File for the rows that the database does not store [default: failed-INPUT]
+    #[arg(long, value_name = "FILE")]
+    failed: Option<PathBuf>,
     /// Replace OUTPUT even if Kivu did not write it, or it was changed since
     #[arg(long)]
     overwrite: bool,
@@ -71,10 +87,10 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let store = Store::new(config.s3.timeout());
     let input = input(&store, &arguments.input)?;
-    let output = match Url::of(&arguments.output) {
-        Some(url) => JobOutput::Object(store, url?),
-        None if arguments.output.as_os_str() == STANDARD => JobOutput::Stdout,
-        None => JobOutput::File(arguments.output.clone()),
+    let sink = sink(&arguments)?;
+    let output = match &sink {
+        Some(_) => output(store, &failed_rows(&arguments)?)?,
+        None => output(store, &arguments.output)?,
     };
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
@@ -92,6 +108,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     let job = Job {
         watcher: Arc::clone(&watcher) as _,
         interval: Duration::from_millis(config.batch.save_ms),
+        sink,
         existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
         ..Job::new(input, output, model, parameters)
     };
@@ -158,6 +175,46 @@ pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Resu
     }
 }
 
+fn output(store: Store, output: &Path) -> Result<JobOutput> {
+    match Url::of(output) {
+        Some(url) => Ok(JobOutput::Object(store, url?)),
+        None if output.as_os_str() == STANDARD => Ok(JobOutput::Stdout),
+        None => Ok(JobOutput::File(output.to_owned())),
+    }
+}
+
+/// The sink, if OUTPUT is one.
+fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
+    let Arguments { output, id, metadata, failed, .. } = arguments;
+    if let Some(url) = output.to_str().and_then(SinkUrl::of) {
+        return SinkSettings::new(url?, id.as_deref(), metadata).map(Some);
+    }
+    let options =
+        [("--id", id.is_some()), ("--metadata", !metadata.is_empty()), ("--failed", failed.is_some())];
+    match options.iter().find(|(_, is_set)| *is_set) {
+        Some((option, _)) => Err(Error::config(format!(
+            "expected a database's URL for OUTPUT with `{option}`, but found a file; omit the option"
+        ))),
+        None => Ok(None),
+    }
+}
+
+/// The file for rows that a sink does not store: next to the input, unless `--failed` names it.
+fn failed_rows(arguments: &Arguments) -> Result<PathBuf> {
+    let Arguments { input, failed, .. } = arguments;
+    if let Some(path) = failed {
+        return Ok(path.clone());
+    }
+    match input.file_name().and_then(|name| name.to_str()) {
+        Some(name) if Url::of(input).is_none() && input.is_file() => {
+            Ok(input.with_file_name(format!("failed-{name}")))
+        }
+        _ => Err(Error::config(
+            "expected `--failed FILE` for the rows that are not stored, because INPUT is no local file",
+        )),
+    }
+}
+
 fn input(store: &Store, input: &Path) -> Result<JobInput> {
     if input.as_os_str() == STANDARD {
         return Ok(JobInput::Stdin);
@@ -205,6 +262,13 @@ fn summary(report: &Report) -> Vec<String> {
     if !columns.is_empty() {
         lines.push(format!("  columns {}", quoted(&columns.iter().collect::<Vec<_>>())));
     }
-    lines.push(format!("  output  {}", report.output));
+    match &report.sink {
+        Some(sink) => {
+            let stored = rows - errors.values().sum::<u64>();
+            lines.push(format!("  stored  {} in {sink}", rows_text(stored)));
+            lines.push(format!("  failed  {}", report.output));
+        }
+        None => lines.push(format!("  output  {}", report.output)),
+    }
     lines
 }

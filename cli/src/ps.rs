@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn a_line_has_state_memory_and_last_use() {
-        let row = |memory, last_use| Row {
+        let row = |memory: Option<u64>, last_use| Row {
             name: "minilm".into(),
             task: "feature-extraction".into(),
-            state: if memory == None { "available".into() } else { "loaded".into() },
+            state: if memory.is_none() { "available".into() } else { "loaded".into() },
             memory,
             last_use,
         };

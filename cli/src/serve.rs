@@ -142,7 +142,8 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
     let url = format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
-    let _ = announce(&url, &catalog, config.page, guard.requires_key());
+    let requires_key = guard.requires_key();
+    let _ = announce(&url, &catalog, config.page, requires_key);
     let files = catalog.mapped_files();
     if let Some(otlp) = &otlp {
         gauges::export(&catalog, otlp);
@@ -167,7 +168,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app =
         app.with_guard(guard).with_metrics(prometheus).with_files(files).with_slow_log(slow_request_ms);
-    if !fetcher.config.hub.offline {
+    // Anybody could fill the disk of an open server.
+    let has_known_callers = address.ip().is_loopback() || requires_key;
+    if has_known_callers && !fetcher.config.hub.offline {
         app = app.with_fetcher(Arc::new(fetcher));
     }
     let router = router(app.with_page(config.page));

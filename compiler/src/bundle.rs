@@ -143,6 +143,14 @@ struct Measured {
     vectors: Option<VectorQuality>,
 }
 
+/// The graph that a manifest describes, and its measurements.
+struct MeasuredGraph<'a> {
+    graph: &'a str,
+    signature: Signature,
+    qualities: Vec<Quality>,
+    vectors: Option<VectorQuality>,
+}
+
 impl<'a> Model<'a> {
     fn read(build: Build<'a>) -> Result<Self> {
         let Build { plan, progress, .. } = build;
@@ -182,7 +190,8 @@ impl<'a> Model<'a> {
         let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
-        let mut manifest = self.manifest(precision, settings, (graph, signature), (qualities, vectors));
+        let mut manifest =
+            self.manifest(precision, settings, MeasuredGraph { graph, signature, qualities, vectors });
         if let Some(reason) = &reason {
             manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
         }
@@ -277,12 +286,15 @@ impl<'a> Model<'a> {
     /// Measures a text generator.
     fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
         let Some(Reference { graphs: reference, .. }) = &self.reference else {
-            quality::seq2seq::check(self.runtime, &graphs.folder, settings)?;
+            quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
             return Ok(Measured::default());
         };
-        let forms = ([reference.folder.as_path(), &graphs.folder], [reference.bytes, graphs.bytes]);
+        let forms = quality::step_comparison::Forms {
+            folders: [reference.folder.as_path(), &graphs.folder],
+            bytes: [reference.bytes, graphs.bytes],
+        };
         let (quality, comparison) =
-            quality::seq2seq::measure(self.runtime, forms, settings, self.build.progress)?;
+            quality::step_comparison::measure(self.runtime, forms, settings, self.build.progress)?;
         Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })
     }
 
@@ -302,9 +314,9 @@ impl<'a> Model<'a> {
         &self,
         precision: Precision,
         settings: TaskSettings,
-        (graph, signature): (&str, Signature),
-        (qualities, vectors): (Vec<Quality>, Option<VectorQuality>),
+        measured: MeasuredGraph<'_>,
     ) -> Manifest {
+        let MeasuredGraph { graph, signature, qualities, vectors } = measured;
         let (plan, source) = (self.build.plan, &self.source);
         let storage = self.form(precision).storage();
         let (mut embedding, mut classification, mut token_classification) = (None, None, None);

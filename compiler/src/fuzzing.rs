@@ -89,7 +89,7 @@ fn graph(bytes: &[u8]) {
     drop(backend::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
     with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
         let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
-        drop(export::encoder::output(&model, true));
+        drop(export::text_encoder::output(&model, true));
         if !export::quantize::is_quantized(&model) {
             export::quantize::quantize(&mut model);
         }
@@ -110,7 +110,7 @@ fn pieces_of_translation(bytes: &[u8]) {
     let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
     with_files(&files, |folder| {
         read(tokenizer_files::many_to_many(folder, 4));
-        read(tokenizer_files::mbart(folder, None, (4, false)));
+        read(tokenizer_files::mbart(folder, None, 4, false));
     });
     let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("merges.txt", pieces)];
     with_files(&files, |folder| drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json))));

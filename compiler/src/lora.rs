@@ -66,6 +66,14 @@ pub(super) struct BaseNames<'a> {
     pub(super) head: &'a [&'a str],
 }
 
+/// A module's low-rank matrices.
+#[derive(Clone, Copy)]
+struct MatrixPair<'a> {
+    /// The first one's name in the adapter.
+    name: &'a str,
+    module: &'a str,
+}
+
 impl Adapter {
     /// Reads the configuration in `folder`; adapters other than LoRA are refused.
     pub(super) fn open(folder: &Path) -> Result<Self> {
@@ -103,7 +111,7 @@ impl Adapter {
         for (name, tensor) in &adapter.tensors {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
             if let Some(module) = inner.strip_suffix(".lora_A.weight") {
-                self.add_pair((name, module), &adapter, weights, names.prefix)?;
+                self.add_pair(MatrixPair { name, module }, &adapter, weights, names.prefix)?;
             } else if let Some(module) = inner.strip_suffix(".lora_B.weight") {
                 if !adapter.has(&name.replace(".lora_B.weight", ".lora_A.weight")) {
                     return Err(missing("`lora_A`", module));
@@ -121,10 +129,10 @@ impl Adapter {
         Ok(labels)
     }
 
-    /// Adds the product of `module`'s two matrices; the first is called `name` in the adapter.
+    /// Adds the product of a module's two matrices.
     fn add_pair(
         &self,
-        (name, module): (&str, &str),
+        MatrixPair { name, module }: MatrixPair<'_>,
         adapter: &Weights,
         weights: &mut Weights,
         prefix: &str,

@@ -92,21 +92,19 @@ pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
     })
 }
 
-/// Refuses a tokenizer whose token for unknown words is not the one that the files name: entities would contain the
-/// token instead of the word, or the other way round.
-pub(super) fn check_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<()> {
+/// The token for unknown words that the files name, if it is not the vocabulary's. Refuses files without one if the
+/// vocabulary has one: entities would contain the token instead of the word.
+pub(super) fn other_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<Option<u32>> {
     let named = unknown_token(folder)?;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
-    let found = tokenizer.unknown_id();
-    if named.as_deref().and_then(|token| tokenizer.id(token)) == found {
-        return Ok(());
+    match (named.as_deref().and_then(|token| tokenizer.id(token)), tokenizer.unknown_id()) {
+        (None, Some(id)) => Err(Error::model(format!(
+            "expected `unk_token` `{}` in `{NAME}`, as in the vocabulary, but found {}",
+            tokenizer.token(id).unwrap_or_default(),
+            named.map_or("none".to_owned(), |token| format!("`{token}`"))
+        ))),
+        (named, found) => Ok(named.filter(|named| Some(*named) != found)),
     }
-    let shown = |token: Option<String>| token.map_or("none".to_owned(), |token| format!("`{token}`"));
-    Err(Error::model(format!(
-        "expected `unk_token` {} in `{NAME}`, as in the vocabulary, but found {}",
-        shown(found.and_then(|id| tokenizer.token(id))),
-        shown(named)
-    )))
 }
 
 #[cfg(test)]

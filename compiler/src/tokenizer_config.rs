@@ -84,7 +84,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
         set_prefix_space(&mut tokenizer, &config)?;
     }
     add_tokens(&mut tokenizer, &config)?;
-    add_special_tokens(&mut tokenizer, (folder, class), &config)?;
+    add_special_tokens(&mut tokenizer, folder, class, &config)?;
     if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
         set_ends(&mut tokenizer, &config, [begin, end])?;
     }
@@ -209,7 +209,8 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
 /// tokenizer lacks, with ids beyond the model's table.
 fn add_special_tokens(
     tokenizer: &mut Map<String, Value>,
-    (folder, class): (&Path, &str),
+    folder: &Path,
+    class: &str,
     config: &ConfigFile,
 ) -> Result<()> {
     let sources = token_files(folder, config)?;

@@ -52,7 +52,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
     let ids =
         lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();
-    let tokenizer = of_pieces(ids, settings, WORDS)?;
+    let tokenizer = of_pieces(&ids, settings, WORDS)?;
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
@@ -62,7 +62,7 @@ pub(super) fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Re
     let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
     let ids = found["model"]["vocab"].as_object().cloned().unwrap_or_default();
-    let expected = of_pieces(ids, settings, TOKENIZER)?;
+    let expected = of_pieces(&ids, settings, TOKENIZER)?;
     let parts = ["/normalizer/type", "/normalizer/clean_text", "/pre_tokenizer", "/post_processor", "/model"];
     match parts.into_iter().find(|part| found.pointer(part) != expected.pointer(part)) {
         None => Ok(()),
@@ -75,7 +75,7 @@ pub(super) fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Re
 }
 
 /// BERT's tokenizer with these pieces, which come from the file `name`.
-fn of_pieces(ids: Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -> Result<Value> {
+fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -> Result<Value> {
     let token = |(key, default): &(&str, &str)| {
         let named = settings.iter().find_map(|file| file.fields().get(*key));
         let token = named.and_then(content).unwrap_or(default).to_owned();

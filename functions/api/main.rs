@@ -94,7 +94,7 @@ fn configure(name: &str) -> kivu::Result<Configured> {
     Ok(Configured { config, is_streaming, otlp, metrics })
 }
 
-/// Whether responses are streamed, which only a function URL and a REST API in streaming mode understand.
+/// Whether responses are streamed, which a function URL and a REST API in streaming mode understand.
 fn is_streaming() -> kivu::Result<bool> {
     match env::var("RESPONSE_MODE").as_deref() {
         Err(_) | Ok("buffered") => Ok(false),
@@ -130,7 +130,8 @@ async fn answer(
     Ok(response)
 }
 
-/// The response to an invocation; `None` if it is no HTTP request, which the runtime reports.
+/// The response to an invocation; `None` if it is no HTTP request, which the runtime reports, or a load balancer's, which
+/// does not read streams. Lambda accepts either form for each invocation.
 fn stream(
     router: &Arc<LazyRouter>,
     metrics: &Embedded,
@@ -138,6 +139,9 @@ fn stream(
 ) -> Option<BoxFuture<'static, Response<axum::body::Body>>> {
     // `lambda_http` panics at URLs that it cannot build.
     let request = catch_unwind(AssertUnwindSafe(|| http_request(invocation))).ok()??;
+    if load_balancer::path(&request).is_some() {
+        return None;
+    }
     let (router, metrics) = (Arc::clone(router), metrics.clone());
     let respond = async move {
         let response = router.respond(prepare(request).map(axum::body::Body::new)).await;

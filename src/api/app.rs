@@ -10,9 +10,7 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{
-    auth::Guard, body_memory::BodyMemory, files::Files, ollama::pull::FetchModel, rejection::Rejection,
-};
+use super::{auth::Guard, body_memory::BodyMemory, fetch::FetchModel, files::Files, rejection::Rejection};
 use crate::{
     backend::Deadline,
     config::Limits,

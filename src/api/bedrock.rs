@@ -161,13 +161,16 @@ pub(super) async fn invoke(
     }
 }
 
-/// A served model's name or alias: the whole id, or what follows the slash in an ARN.
+/// Areas of cross-region inference profiles, whose ids begin with them.
+const AREAS: [&str; 8] = ["us.", "us-gov.", "eu.", "apac.", "jp.", "au.", "ca.", "global."];
+
+/// A served model's name or alias: the whole id, or what follows the slash in an ARN, or either without a profile's area.
 fn served_name<'a>(app: &App, id: &'a str) -> &'a str {
-    let resource = || id.strip_prefix("arn:")?.rsplit_once('/').map(|(_, resource)| resource);
-    match app.model(Some(id)) {
-        Ok(_) => id,
-        Err(_) => resource().unwrap_or(id),
-    }
+    let resource = id.strip_prefix("arn:").and_then(|arn| arn.rsplit_once('/'));
+    let resource = resource.map_or(id, |(_, resource)| resource);
+    let model = AREAS.iter().find_map(|area| resource.strip_prefix(area));
+    let mut names = [Some(id), Some(resource), model].into_iter().flatten();
+    names.find(|name| app.model(Some(name)).is_ok()).unwrap_or(resource)
 }
 
 #[derive(Clone, Copy)]

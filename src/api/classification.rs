@@ -11,16 +11,15 @@ use super::{
 };
 use crate::{
     error::Result,
-    json::Content,
+    json::{Content, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     pipeline::{
         Input, classification::ClassificationPipeline, scores::ScoreFunction, zero_shot::ZeroShotPipeline,
     },
     task::{
-        Scope,
+        Scope, TruncationParameters,
         classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
     },
-    tokenizer::Side,
 };
 
 /// Scores inputs. The response holds one list of labels if `is_single`, instead of one for each input.
@@ -30,6 +29,7 @@ async fn classify(context: &Context, classifier: &Classifier, inputs: Vec<Input>
     Ok(with_usage(context, &OneOrMany::new(rows.collect(), is_single), &scores.usage))
 }
 
+/// Texts or pairs to classify.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct PredictRequest {
@@ -37,10 +37,10 @@ pub(super) struct PredictRequest {
     inputs: Content,
     /// Model name; the default is the first classification model.
     model: Option<String>,
-    truncate: Option<bool>,
-    truncation_direction: Option<Side>,
     /// Whether scores are logits.
     raw_scores: Option<bool>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    truncation: TruncationParameters,
 }
 
 /// Classify texts
@@ -57,8 +57,7 @@ pub(super) async fn predict_with(
     let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
         function_to_apply: body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None),
-        truncate: body.truncate,
-        truncation_direction: body.truncation_direction,
+        truncation: body.truncation,
         top_k: None,
     };
     classify(context, &parameters.prepare(pipeline, &context.scope())?, inputs, is_single).await

@@ -18,7 +18,7 @@ use crate::{
     json::Content,
     json_schemas::{Object, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
-    task::{Scope, embedding::EmbeddingParameters},
+    task::{Scope, TruncationParameters, embedding::EmbeddingParameters},
     tokenizer::Side,
 };
 
@@ -138,15 +138,15 @@ pub(super) async fn embedded(
     let (_, pipeline) = context.embedding(name).await?;
     let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
-    let (truncate, truncation_direction) = match body.truncate {
-        Some(Truncate::None) => (Some(false), None),
-        Some(Truncate::Start) => (Some(true), Some(Side::Left)),
-        Some(Truncate::End) => (Some(true), Some(Side::Right)),
-        None => (None, None),
+    let truncation = TruncationParameters {
+        truncate: body.truncate.map(|truncate| !matches!(truncate, Truncate::None)),
+        truncation_direction: body.truncate.map(|truncate| match truncate {
+            Truncate::Start => Side::Left,
+            Truncate::None | Truncate::End => Side::Right,
+        }),
     };
     let mut parameters = EmbeddingParameters {
-        truncate,
-        truncation_direction,
+        truncation,
         normalize: Some(true),
         dimensions: body.output_dimension,
         outputs: Some(vec![VectorKind::Dense]),

@@ -25,40 +25,20 @@ use crate::{
         Input,
         embedding::{EmbeddingPipeline, Embeddings, VectorKind},
         pooling::cosine,
-        vectors::VectorType,
     },
     task::embedding::EmbeddingParameters,
-    tokenizer::Side,
 };
 
+/// Options for `/embed`, `/embed_all`, `/embed_sparse` and `/similarity`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct EmbedOptions {
     /// Model name; the default is the first embedding model.
     model: Option<String>,
-    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
-    truncate: Option<bool>,
-    /// The end at which a text is truncated.
-    truncation_direction: Option<Side>,
-    /// Prompt to put before each text, by name; token ids get none.
-    prompt_name: Option<String>,
-    /// Whether vectors are scaled to length 1; true by default.
-    normalize: Option<bool>,
-    /// Number of leading values to keep per vector.
-    #[schemars(range(min = 1))]
-    dimensions: Option<usize>,
     /// `float` by default; also type names, as in `output_dtype`.
     encoding_format: Option<EncodingFormat>,
-    /// The values' type; `float` by default.
-    output_dtype: Option<VectorType>,
-    /// The vector kinds that `/embed` returns for each text, in an object.
-    #[schemars(length(min = 1))]
-    outputs: Option<Vec<VectorKind>>,
-    /// Number of largest weights to keep per sparse vector; all by default.
-    #[schemars(range(min = 1))]
-    max_active_dims: Option<usize>,
-    /// Whether sparse weights include their tokens' words; false by default.
-    words: Option<bool>,
+    #[serde(flatten, deserialize_with = "json::flattened")]
+    parameters: EmbeddingParameters,
 }
 
 /// The body of `/embed`, `/embed_all` and `/embed_sparse`.
@@ -121,26 +101,22 @@ impl<'de> Deserialize<'de> for EmbedRequest {
 impl EmbedOptions {
     /// Refuses values that no route takes, also where the route does not use them.
     fn check(&self) -> Result<()> {
-        if self.outputs.as_ref().is_some_and(Vec::is_empty) {
+        if self.parameters.outputs.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::invalid(
                 "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
             ));
         }
-        inputs::above_zero("max_active_dims", self.max_active_dims)
+        inputs::above_zero("max_active_dims", self.parameters.max_active_dims)
     }
 
     /// TEI normalizes by default, whatever the model's own settings. `model` is the name that selects the model.
     fn parameters(self, app: &App, model: Option<&str>) -> EmbeddingParameters {
+        let Self { encoding_format, parameters, .. } = self;
         EmbeddingParameters {
-            truncate: self.truncate,
-            truncation_direction: self.truncation_direction,
-            prompt_name: self.prompt_name.or_else(|| app.named_prompt(model)),
-            normalize: Some(self.normalize.unwrap_or(true)),
-            dimensions: self.dimensions,
-            output_dtype: self.output_dtype.or_else(|| self.encoding_format?.vector_type()),
-            outputs: self.outputs,
-            max_active_dims: self.max_active_dims,
-            words: self.words,
+            prompt_name: parameters.prompt_name.or_else(|| app.named_prompt(model)),
+            normalize: Some(parameters.normalize.unwrap_or(true)),
+            output_dtype: parameters.output_dtype.or_else(|| encoding_format?.vector_type()),
+            ..parameters
         }
     }
 }
@@ -252,7 +228,7 @@ async fn embed_as(
     let name = body.name.take();
     let (inputs, options) = body.read(context)?;
     if kind != VectorKind::Dense {
-        inputs::above_zero("dimensions", options.dimensions)?;
+        inputs::above_zero("dimensions", options.parameters.dimensions)?;
     }
     let format = options.encoding_format;
     let mut parameters = options.parameters(&context.app, name.as_deref());

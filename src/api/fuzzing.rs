@@ -195,6 +195,7 @@ pub(super) fn models() -> Result<Vec<Model>> {
         output: "output".into(),
         labels: ["O", "B-PER", "I-PER"].map(str::to_owned).into(),
         max_tokens: MAX_TOKENS,
+        unknown_token: None,
     };
     let labels: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 3]));
     let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;

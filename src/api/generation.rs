@@ -103,8 +103,7 @@ pub(super) async fn generate_with(
         clean_up_tokenization_spaces: parameters.clean_up_tokenization_spaces,
         generate_parameters: parameters.generate_parameters,
     };
-    let options = parameters.options(&context.scope());
-    let generated = pipeline.generate(texts, &options, context.deadline).await?;
+    let generated = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
     let field = match task {
         Task::Translation => "translation_text",
         Task::Summarization => "summary_text",

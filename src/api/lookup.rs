@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct UsedModels {
     first: OnceLock<ModelLease>,
-    others: OnceLock<Box<UsedModels>>,
+    others: OnceLock<Box<Self>>,
 }
 
 impl UsedModels {

@@ -11,6 +11,7 @@ mod cohere;
 mod content_encoding;
 mod dialect;
 mod embedding;
+mod fetch;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -54,8 +55,8 @@ pub use self::{
     app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     batches::{BatchObjects, BatchRunner},
+    fetch::{FetchModel, FetchProgress},
     files::Files,
-    ollama::pull::{FetchModel, FetchProgress},
     startup::LazyRouter,
 };
 use self::{observe::Observed, rejection::Rejection};

@@ -22,7 +22,7 @@ use crate::{
     json_schemas::{OptionalText, OptionalTexts},
     model::{Model, ModelState},
     pipeline::embedding::Embeddings,
-    task::embedding::EmbeddingParameters,
+    task::{TruncationParameters, embedding::EmbeddingParameters},
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -78,14 +78,15 @@ pub(super) struct EmbeddingsResponse {
 /// Embed texts, as Ollama does
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let parameters = EmbeddingParameters {
-        truncate: body.truncate,
+        truncation: TruncationParameters { truncate: body.truncate, truncation_direction: None },
         normalize: Some(true),
         dimensions: body.dimensions,
         prompt_name: context.app.named_prompt(body.model.as_deref()),
         ..EmbeddingParameters::default()
     };
     let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
-    let found = embed_with(&context, request, ("input", body.input, context.texts.clone())).await?;
+    let field = TextField { name: "input", content: body.input, limit: context.texts.clone() };
+    let found = embed_with(&context, request, field).await?;
     let answer = EmbedResponse {
         model: &found.model.name,
         embeddings: found.embeddings.vectors,
@@ -101,7 +102,8 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
     let prompt_name = context.app.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters { prompt_name, ..EmbeddingParameters::default() };
     let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
-    let mut found = embed_with(&context, request, ("prompt", body.prompt, context.texts.at_most(1))).await?;
+    let field = TextField { name: "prompt", content: body.prompt, limit: context.texts.at_most(1) };
+    let mut found = embed_with(&context, request, field).await?;
     let answer = EmbeddingsResponse { embedding: found.embeddings.vectors.pop().unwrap_or_default() };
     Ok(with_backend(&answer, found.embeddings.usage.location))
 }
@@ -120,18 +122,21 @@ struct Embedded<'a> {
     embeddings: Embeddings<Vec<f32>>,
 }
 
-async fn embed_with<'a>(
-    context: &'a Context,
-    request: Request,
-    (field, texts, limit): (&str, Content, RequestTexts),
-) -> Result<Embedded<'a>> {
+/// A field with texts, which may be empty.
+struct TextField {
+    name: &'static str,
+    content: Content,
+    limit: RequestTexts,
+}
+
+async fn embed_with<'a>(context: &'a Context, request: Request, field: TextField) -> Result<Embedded<'a>> {
     let (looked_up, was_loaded) = (Instant::now(), is_loaded(context, request.model.as_deref()));
     let (model, pipeline) = context.embedding(request.model.as_deref()).await?;
     let load_time = if was_loaded { Duration::ZERO } else { looked_up.elapsed() };
     if let Some(keep_alive) = &request.keep_alive {
         context.app.catalog.keep(&model.name, keep_alive.duration());
     }
-    let is_empty = match &texts {
+    let is_empty = match &field.content {
         Content::Text(text) => text.is_empty(),
         Content::List(texts) => texts.count == 0,
         other => other.is_null(),
@@ -140,7 +145,7 @@ async fn embed_with<'a>(
         let embeddings = Embeddings { vectors: Vec::new(), usage: Default::default() };
         return Ok(Embedded { model, load_time, embeddings });
     }
-    let texts = inputs::texts(field, texts, &limit)?;
+    let texts = inputs::texts(field.name, field.content, &field.limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
     let options = request.parameters.options(&context.scope());
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;

@@ -20,7 +20,7 @@ use crate::{
     json::Content,
     json_schemas::InputsOrObjects,
     pipeline::{Input, chunks::Chunks, embedding::VectorKind, vectors::VectorType},
-    task::embedding::EmbeddingParameters,
+    task::{TruncationParameters, embedding::EmbeddingParameters},
     tokenizer::cl100k,
 };
 
@@ -155,7 +155,10 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         None => app.named_prompt(name),
     };
     let parameters = EmbeddingParameters {
-        truncate: body.truncate.or(body.truncation),
+        truncation: TruncationParameters {
+            truncate: body.truncate.or(body.truncation),
+            truncation_direction: None,
+        },
         prompt_name: body.prompt_name.or(of_role),
         normalize: Some(body.normalized.unwrap_or(true)),
         dimensions: body.dimensions.or(body.output_dimension),

@@ -12,11 +12,10 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::Content,
+    json::{Content, flattened},
     json_schemas::{Object, Text, TextOrObject, Texts},
     pipeline::{Usage, ranking::RankingPipeline, scores::descending},
-    task::ranking::RankingParameters,
-    tokenizer::Side,
+    task::{TruncationParameters, ranking::RankingParameters},
 };
 
 /// Texts with their scores.
@@ -28,17 +27,23 @@ pub(super) struct Ranked {
     pub(super) usage: Usage,
 }
 
+struct Candidates {
+    query: String,
+    texts: Vec<String>,
+}
+
 async fn rank(
     context: &Context,
     pipeline: &RankingPipeline,
-    (query, texts): (String, Vec<String>),
-    parameters: &RankingParameters,
+    Candidates { query, texts }: Candidates,
+    parameters: RankingParameters,
 ) -> Result<Ranked> {
     let ranker = parameters.prepare(pipeline, &context.scope());
     let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
     Ok(Ranked { texts, order: descending(&scores), scores, usage })
 }
 
+/// A query, and texts to rank by it.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(super) struct RerankRequest {
@@ -48,11 +53,9 @@ pub(super) struct RerankRequest {
     texts: Content,
     /// Model name; the default is the first ranking model.
     model: Option<String>,
-    truncate: Option<bool>,
-    truncation_direction: Option<Side>,
-    /// Whether scores are logits, cosines or product sums; by default they are between 0 and 1.
-    raw_scores: Option<bool>,
     return_text: Option<bool>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    parameters: RankingParameters,
 }
 
 /// Rank texts by a query
@@ -64,9 +67,7 @@ pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
 pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
-    let RerankRequest { truncate, truncation_direction, raw_scores, .. } = body;
-    let parameters = RankingParameters { raw_scores, truncate, truncation_direction };
-    let ranked = rank(context, pipeline, (query, texts), &parameters).await?;
+    let ranked = rank(context, pipeline, Candidates { query, texts }, body.parameters).await?;
     let with_text = body.return_text.unwrap_or(false);
     let ranks = ranked.order.iter().map(|&index| Rank {
         index,
@@ -129,15 +130,15 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
     if !matches!(body.documents, Content::List(_)) {
         return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     }
-    let documents =
-        inputs::one_or_list("documents", body.documents, &context.texts, |field, value, texts| {
-            inputs::text(field, value.into_text(), texts)
-        })?;
+    let texts = inputs::one_or_list("documents", body.documents, &context.texts, |field, value, texts| {
+        inputs::text(field, value.into_text(), texts)
+    })?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
-    let parameters = RankingParameters { truncate: body.truncation, ..RankingParameters::default() };
-    let mut ranked = rank(context, &pipeline, (query, documents), &parameters).await?;
+    let truncation = TruncationParameters { truncate: body.truncation, truncation_direction: None };
+    let parameters = RankingParameters { truncation, raw_scores: None };
+    let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
     ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
 }

@@ -245,7 +245,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
             let cause = error.into_inner();
             let at = format!("line {}, column {}", cause.line(), cause.column());
             if cause.is_data() {
-                wrong_value(&path, &cause)
+                wrong_value(&path, &cause.to_string())
             } else if bytes.trim_ascii().is_empty() {
                 Error::malformed("expected JSON, but found an empty body")
             } else if cause.is_eof() {
@@ -264,8 +264,9 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
 }
 
 /// Error for a value that does not fit its field.
-fn wrong_value(path: &str, cause: &serde_json::Error) -> Error {
-    let cause = redacted(&cause.to_string());
+fn wrong_value(path: &str, cause: &str) -> Error {
+    let (path, cause) = json::located(path, cause);
+    let cause = redacted(cause);
     let is_body = path == ".";
     let field = if is_body { "the body".to_owned() } else { format!("`{path}`") };
     if let Some(name) = cause.strip_prefix("missing field `") {
@@ -319,7 +320,7 @@ fn redacted(cause: &str) -> String {
 pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects(value)).map_err(|error| {
         let path = error.path().to_string();
-        wrong_value(&path, error.inner())
+        wrong_value(&path, &error.into_inner().to_string())
     })
 }
 
@@ -327,9 +328,11 @@ pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
 pub(super) fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects(Value::Object(parameters))).map_err(|error| {
         let path = error.path().to_string();
+        let cause = error.into_inner().to_string();
+        let (path, cause) = json::located(&path, &cause);
         let (name, within) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
         let within = if within.is_empty() { "." } else { within.trim_start_matches('.') };
-        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, error.inner())))
+        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, cause)))
     })
 }
 
@@ -344,9 +347,10 @@ mod tests {
 
     use axum::body::Body;
     use serde::{Deserialize, Deserializer, de::IgnoredAny};
+    use serde_json::json;
 
     use super::*;
-    use crate::config::Limits;
+    use crate::{config::Limits, task::text_to_text::TextToTextParameters};
 
     /// The thread that parses a body.
     struct ParsedBy(ThreadId);
@@ -404,5 +408,36 @@ mod tests {
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
         assert_eq!(error, "expected the body to be an integer from 0 to 255, but found `-1`");
+    }
+    #[test]
+    fn errors_in_flattened_fields_name_the_field() {
+        #[derive(Debug, Deserialize)]
+        struct Outer {
+            #[serde(rename = "own")]
+            _own: Option<bool>,
+            #[serde(flatten, deserialize_with = "json::flattened")]
+            _parameters: TextToTextParameters,
+            #[serde(rename = "inner")]
+            _inner: Option<Box<Self>>,
+        }
+        let refusals = |body: Value| {
+            let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();
+            assert_eq!(from_value::<Outer>(body).unwrap_err().to_string(), read.to_string());
+            read.to_string()
+        };
+        let bodies = [
+            json!({ "truncate": 7 }),
+            json!({ "split": 7, "own": true }),
+            json!({ "generate_parameters": { "num_beams": "a text" } }),
+            json!({ "inner": { "truncate": "a text" } }),
+            json!({ "own": 7 }),
+        ];
+        insta::assert_snapshot!(bodies.map(refusals).join("\n"), @r"
+        expected `truncate` to be a boolean, but found `7`
+        expected `split` to be string or map, but found `7`
+        expected `generate_parameters.num_beams` to be an integer from 0 on, but found a string
+        expected `inner.truncate` to be a boolean, but found a string
+        expected `own` to be a boolean, but found `7`
+        ");
     }
 }

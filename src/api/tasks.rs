@@ -46,7 +46,7 @@ async fn run_default(context: &Context, body: Value) -> Reply {
     }
     let name = model_name(&body).map(str::to_owned);
     let model = context.model(name.as_deref()).await?;
-    run_task(context, (model, name.as_deref()), body, Form::Tei).await
+    run_task(context, Selected { model, name: name.as_deref() }, body, Form::Tei).await
 }
 
 /// The form of the bodies of classification and ranking.
@@ -58,10 +58,16 @@ enum Form {
     Hub,
 }
 
-/// Runs the task of a model, which a request selects by `name`.
+/// A model, and the name that selects it in the request.
+struct Selected<'a> {
+    model: &'a Model,
+    name: Option<&'a str>,
+}
+
+/// Runs a model's task.
 async fn run_task(
     context: &Context,
-    (model, name): (&Model, Option<&str>),
+    Selected { model, name }: Selected<'_>,
     mut body: Value,
     form: Form,
 ) -> Reply {
@@ -155,5 +161,5 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, body): Cal
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
         return similarity_with(&context, pipeline, Some(&name), from_value(body)?).await;
     }
-    run_task(&context, (model, Some(&name)), body, Form::Hub).await
+    run_task(&context, Selected { model, name: Some(&name) }, body, Form::Hub).await
 }

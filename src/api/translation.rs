@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 use super::{inputs, rejection::Reply, request::Context, response::with_usage};
 use crate::{
     error::{Error, Result, quoted},
-    json::Content,
+    json::{Content, flattened},
     json_schemas::{Object, Texts},
     model::{Entry, Model, Pipeline},
     pipeline::{
         Task,
-        generation::GenerationOptions,
         seq2seq::{Directions, GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqPipeline, Split},
     },
     repository::TaskSettings,
     task::text_to_text::TextToTextParameters,
 };
 
+/// Texts to translate, in Kivu's own form. Languages are the model's own names, codes or English names.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
@@ -28,16 +28,8 @@ pub(super) struct TranslateRequest {
     inputs: Content,
     /// Model name; the default is the first model that translates between the languages.
     model: Option<String>,
-    /// The source language: the model's own name, a code or an English name.
-    src_lang: Option<String>,
-    /// The target language.
-    tgt_lang: Option<String>,
-    /// `sentences` by default.
-    split: Option<Split>,
-    /// Whether sentences beyond the model's maximum are truncated; otherwise they are rejected.
-    truncate: Option<bool>,
-    clean_up_tokenization_spaces: Option<bool>,
-    generate_parameters: Option<GenerationOptions>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    parameters: TextToTextParameters,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -70,18 +62,10 @@ struct Alternative<'a> {
 /// Translates texts for a request in Kivu's own format.
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
-    let wanted = RequestedLanguages { source: body.src_lang.as_deref(), target: body.tgt_lang.as_deref() };
-    let (model, pipeline) = choose(context, body.model.as_deref(), wanted).await?;
-    let parameters = TextToTextParameters {
-        src_lang: body.src_lang,
-        tgt_lang: body.tgt_lang,
-        split: Some(body.split.unwrap_or(Split::Sentences)),
-        truncate: body.truncate,
-        clean_up_tokenization_spaces: body.clean_up_tokenization_spaces,
-        generate_parameters: body.generate_parameters,
-    };
-    let options = parameters.options(&context.scope());
-    let translations = pipeline.generate(texts, &options, context.deadline).await?;
+    let mut parameters = body.parameters;
+    let (model, pipeline) = choose(context, body.model.as_deref(), parameters.languages()).await?;
+    parameters.split = parameters.split.or(Some(Split::Sentences));
+    let translations = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
     Ok(with_usage(context, &response(model, &translations), &translations.usage))
 }
 

@@ -171,8 +171,7 @@ impl LanguageRequest {
             generate_parameters: Some(generation),
             ..TextToTextParameters::default()
         };
-        let options = parameters.options(&context.scope());
-        let found = pipeline.generate(texts, &options, context.deadline).await;
+        let found = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await;
         found.map_err(|error| self.rename(error))
     }
 }

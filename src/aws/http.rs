@@ -24,6 +24,13 @@ pub(crate) fn client() -> SharedHttpClient {
     })
 }
 
+/// A connector for services without an SDK.
+pub(crate) fn connector() -> Connector {
+    let mut connector = Connector::builder();
+    connector.set_proxy_config(proxy(|name| env::var(name).ok()));
+    connector.tls_provider(Provider::Rustls(CryptoMode::Ring)).build()
+}
+
 /// The HTTPS proxy from the environment. A URL that cannot be parsed is ignored, as by `hyper_util` for the hub.
 fn proxy(variable: impl Fn(&str) -> Option<String>) -> Option<ProxyConfig> {
     let first =

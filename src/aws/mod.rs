@@ -1,4 +1,5 @@
-//! AWS clients: secrets in Secrets Manager, request counts in DynamoDB, messages to SQS, and events to EventBridge.
+//! AWS clients: secrets in Secrets Manager, request counts in DynamoDB, messages to SQS, events to EventBridge, and vectors
+//! to S3 Vectors and OpenSearch.
 
 #[cfg(feature = "s3")]
 mod client;
@@ -14,6 +15,10 @@ mod queue;
 mod quota_table;
 #[cfg(feature = "s3")]
 mod secret;
+#[cfg(feature = "s3")]
+pub(crate) mod signed_http;
+#[cfg(feature = "s3")]
+pub(crate) mod vector_index;
 
 #[cfg(not(feature = "s3"))]
 pub use self::disabled::{EventBus, Queue, QuotaTable, Secret};

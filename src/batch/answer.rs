@@ -88,6 +88,8 @@ pub(super) enum ErrorKind {
     Input,
     /// The model failed.
     Model,
+    /// The row cannot be stored in the sink.
+    Sink,
 }
 
 impl ErrorKind {
@@ -97,6 +99,7 @@ impl ErrorKind {
             Self::Text => "text",
             Self::Input => "input",
             Self::Model => "model",
+            Self::Sink => "sink",
         }
     }
 }

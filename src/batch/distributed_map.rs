@@ -124,6 +124,12 @@ impl Plan {
         let object = store.head(&url, None)?;
         let object =
             object.ok_or_else(|| Error::invalid(format!("expected a file at `{url}`, but found none")))?;
+        if rules.sink(&url)?.is_some() {
+            return Err(Error::config(format!(
+                "expected a rule without `sink` for the rows of a state machine, but found one for `{url}`; upload the \
+                 file to a prefix that the queue processes"
+            )));
+        }
         let mut output = rules.output(&url)?;
         let (model, parameters) = rules.model(&url, &object)?;
         let predictor = Predictor::new(&model, &parameters)?;
@@ -182,6 +188,7 @@ impl Plan {
             notes: Vec::new(),
             column: String::new(),
             is_resumable: false,
+            sink: None,
         };
         let input = RowInput { reader: self.reader(rows)?, gauge: Gauge::default(), size: None };
         match process(input, predict, writer, Arc::new(()), None, pin!(pending())).await? {

@@ -12,19 +12,21 @@ use super::{
     checkpoint,
     compression::Compression,
     distributed_map::{Join, MapBatch},
-    event,
+    event, kpl,
     output::Shape,
     output_form::OutputForm,
     row_event::RowEvent,
     rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
+    sink::SinkUrl,
 };
 use crate::{
     error::Result,
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 
-/// A Lambda invocation's event.
+/// A Lambda invocation's event, and a record of Kinesis.
 pub(crate) fn event(bytes: &[u8]) {
+    let _ = kpl::records(bytes.to_vec());
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else { return };
     // An error is a valid outcome, here and below.
     let _ = Join::of(&event);
@@ -37,13 +39,16 @@ pub(crate) fn event(bytes: &[u8]) {
     }
 }
 
-/// A key as in events, an object URL, and a checkpoint.
+/// A key as in events, an object URL, a sink's URL, and a checkpoint.
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
         assert!(fit_key(&key).len() <= MAX_KEY_BYTES, "a key that is too long");
         if let Ok(url) = text.parse::<Url>() {
             assert_eq!(url.to_string().parse::<Url>().ok(), Some(url), "the URL changed");
+        }
+        if let Some(Ok(sink)) = SinkUrl::of(text) {
+            assert!(SinkUrl::of(&sink.to_string()).is_some(), "the URL is no sink's");
         }
     }
     let place = Url { bucket: "b".into(), key: "k".into() };

@@ -51,12 +51,13 @@ pub trait ObjectJobs: Debug + Send + Sync {
 /// Type of the event at a job's end.
 const JOB_ENDED: &str = "Job Ended";
 /// Report fields in the event.
-const EVENT_FIELDS: [&str; 11] = [
+const EVENT_FIELDS: [&str; 12] = [
     "status",
     "error",
     "input",
     "version",
     "output",
+    "sink",
     "model",
     "rows",
     "errors",
@@ -250,7 +251,8 @@ impl Handler {
         };
         let input = JobInput::Object(self.store.clone(), url.clone(), object);
         let target = JobOutput::Object(self.store.clone(), output.clone());
-        let job = Job { until, interval: self.interval, ..Job::new(input, target, model, parameters) };
+        let sink = self.rules.sink(url)?.cloned();
+        let job = Job { until, interval: self.interval, sink, ..Job::new(input, target, model, parameters) };
         let ended = match error {
             None => job.run().await?,
             Some(error) => job.fail(error)?,

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::parameters::Parameters;
+use super::{parameters::Parameters, sink::SinkSettings};
 use crate::{
     error::{Error, Result},
     model::{Model, ModelSettings},
@@ -22,11 +22,19 @@ pub(super) struct Identity {
     bundle: String,
     settings: ModelSettings,
     parameters: Parameters,
+    /// The sink, and what it gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sink: Option<String>,
 }
 
 impl Identity {
     /// Identity for a job whose input has this version; `None` for a stream.
-    pub(super) fn new(input: Option<String>, model: &Model, parameters: &Parameters) -> Self {
+    pub(super) fn new(
+        input: Option<String>,
+        model: &Model,
+        parameters: &Parameters,
+        sink: Option<&SinkSettings>,
+    ) -> Self {
         let truncate = parameters.truncates(&model.settings);
         Self {
             program: env!("CARGO_PKG_VERSION"),
@@ -35,6 +43,7 @@ impl Identity {
             settings: ModelSettings { truncate, ..model.settings.clone() },
             // The bundle identifies the model, and the settings contain the effective `truncate`.
             parameters: Parameters { model: None, truncate: None, ..parameters.clone() },
+            sink: sink.map(SinkSettings::to_string),
         }
     }
 
@@ -71,6 +80,7 @@ mod tests {
                 }),
             },
             parameters: Parameters::default(),
+            sink: Some("s3vectors://bucket/index".into()),
         }
     }
 

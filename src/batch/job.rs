@@ -27,6 +27,7 @@ use super::{
     requests::{Answerer, RequestLines, Respond},
     rows::{Layout, RowReader},
     s3_storage,
+    sink::{SinkSettings, SinkWriter},
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -53,6 +54,8 @@ pub struct Job {
     pub interval: Duration,
     /// What to do with files from earlier runs, for local outputs.
     pub existing: Existing,
+    /// Stores the vectors; then, the output gets only the rows that have errors.
+    pub sink: Option<SinkSettings>,
 }
 
 /// What a job does with each row.
@@ -93,6 +96,7 @@ struct Opened {
     answerer: Answerer,
     input: OpenInput,
     table: Table,
+    sink: Option<SinkWriter>,
 }
 
 /// Input rows and output form.
@@ -118,7 +122,7 @@ impl Job {
     /// The same for any work.
     pub fn of(input: JobInput, output: JobOutput, work: RowWork) -> Self {
         let (watcher, existing) = (Arc::new(()), Existing::default());
-        Self { input, output, work, watcher, until: None, interval: Duration::MAX, existing }
+        Self { input, output, work, watcher, until: None, interval: Duration::MAX, existing, sink: None }
     }
 
     /// Runs or resumes the job.
@@ -169,10 +173,10 @@ impl Job {
         let id = self.id(version)?;
         let checkpoint = match destination {
             Destination::Stream(stream) => {
-                let Opened { answerer, input, table: Table { rows, shape, notes } } = opened;
+                let Opened { answerer, input, table: Table { rows, shape, notes }, sink } = opened;
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
                 let (progress, column) = (Progress::default(), rows.reader.column().to_owned());
-                let writer = Writer { target, pieces, progress, notes, column, is_resumable };
+                let writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
                 self.watcher.begin(&self.input.to_string(), 0);
                 return Ok(ControlFlow::Continue(Ready { answerer, input, rows, writer }));
             }
@@ -196,9 +200,9 @@ impl Job {
         mut checkpoint: Box<Checkpoint>,
         is_resumable: bool,
     ) -> Result<ControlFlow<Ended, Ready>> {
-        let Opened { answerer, input, table } = opened;
+        let Opened { answerer, input, table, mut sink } = opened;
         let Table { rows, shape, notes } =
-            match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table)) {
+            match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table, sink.as_mut())) {
                 Err(error) if is_permanent(&error) => {
                     checkpoint.abandon()?;
                     return self.fail(error).map(ControlFlow::Break);
@@ -216,7 +220,7 @@ impl Job {
             checkpoint.complete()?;
         }
         let (target, column) = (Target::Checkpoint(checkpoint), rows.reader.column().to_owned());
-        let writer = Writer { target, pieces, progress, notes, column, is_resumable };
+        let writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
         if is_whole {
             return self.done(writer).map(ControlFlow::Break);
         }
@@ -226,7 +230,13 @@ impl Job {
     }
 
     /// Skips the rows that are done, in the layout in which they were read.
-    fn skip_done(&self, state: &mut State, input: &OpenInput, mut table: Table) -> Result<Table> {
+    fn skip_done(
+        &self,
+        state: &mut State,
+        input: &OpenInput,
+        mut table: Table,
+        sink: Option<&mut SinkWriter>,
+    ) -> Result<Table> {
         let layout = table.rows.reader.layout();
         match &state.layout {
             // Another version may detect a different layout.
@@ -235,8 +245,10 @@ impl Job {
             }
             _ => state.layout = Some(layout),
         }
-        if !state.is_whole {
-            table.rows.reader.skip(state.progress.rows)?;
+        match sink {
+            _ if state.is_whole => {}
+            Some(sink) => sink.skip(table.rows.reader.as_mut(), state.progress.rows)?,
+            None => table.rows.reader.skip(state.progress.rows)?,
         }
         Ok(table)
     }
@@ -249,8 +261,17 @@ impl Job {
             RowWork::Requests { responder, .. } => (Answerer::Requests(Arc::clone(responder)), None),
         };
         let input = OpenInput::new(&self.input)?;
-        let table = self.table(&input, &Layout::of_column(column), answerer.columns())?;
-        Ok(Opened { answerer, input, table })
+        let columns = if self.sink.is_some() { [].into() } else { answerer.columns() };
+        let table = self.table(&input, &Layout::of_column(column), columns)?;
+        let sink = self.connect(&answerer, &table)?;
+        Ok(Opened { answerer, input, table, sink })
+    }
+
+    /// Connects to the sink, if the job has one.
+    fn connect(&self, answerer: &Answerer, table: &Table) -> Result<Option<SinkWriter>> {
+        let (Some(settings), Answerer::Model(predictor)) = (&self.sink, answerer) else { return Ok(None) };
+        let dimensions = predictor.stored_dimensions()?;
+        SinkWriter::connect(settings, dimensions, &table.shape.head).map(Some)
     }
 
     /// Rows in `input`, and an output in the form that its name selects.
@@ -313,7 +334,7 @@ impl Job {
         };
         match end {
             End::Input => {}
-            End::Stopped => return writer.pause().map(Ended::Unfinished),
+            End::Stopped => return blocking(move || writer.pause()).await.map(Ended::Unfinished),
             End::Output(error) => {
                 // The next run resumes at the last save.
                 writer.abandon_unresumable()?;
@@ -326,11 +347,11 @@ impl Job {
                 return self.fail(error);
             }
             End::Rows(error) => {
-                writer.pause()?;
+                blocking(move || writer.pause()).await?;
                 return Err(error);
             }
         }
-        let finished = tokio::task::spawn_blocking(move || {
+        let finished = blocking(move || {
             let started = Instant::now();
             if input.version()? != version {
                 writer.notes.push("the input was changed while it was read".to_owned());
@@ -339,7 +360,7 @@ impl Job {
             writer.progress.seconds += started.elapsed().as_secs_f64();
             Ok::<_, Error>(writer)
         });
-        self.done(finished.await.map_err(|_| panicked())??)
+        self.done(finished.await?)
     }
 
     /// Writes the report for a complete output, and deletes its checkpoint.
@@ -389,6 +410,7 @@ impl Job {
             input: self.input.to_string(),
             version,
             output: self.output.to_string(),
+            sink: self.sink.as_ref().map(|sink| sink.url.to_string()),
             model,
             model_digest,
             task,
@@ -407,10 +429,17 @@ impl Job {
     /// Identifies the job, whose input has this version; `None` for a stream.
     pub(super) fn id(&self, version: Option<String>) -> Result<String> {
         match &self.work {
-            RowWork::Model(model, parameters) => Identity::new(version, model, parameters).digest(),
+            RowWork::Model(model, parameters) => {
+                Identity::new(version, model, parameters, self.sink.as_ref()).digest()
+            }
             RowWork::Requests { id, .. } => Ok(blake3::hash(id.as_bytes()).to_hex().to_string()),
         }
     }
+}
+
+/// Runs work that may block, as an output's last write.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| panicked())?
 }
 
 /// Whether another run would end with the same error.

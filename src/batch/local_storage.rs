@@ -114,7 +114,9 @@ pub(super) fn claim(
                 continue;
             }
         }
-        let starts_over = output.existing.restart || !state.is_resumable || state.bytes == 0;
+        // With a sink, rows may be done without output.
+        let starts_over =
+            output.existing.restart || !state.is_resumable || state.bytes == 0 && state.progress.rows == 0;
         let mut state = match (state.job == job, starts_over, &file) {
             (_, true, Some(_)) => begin(state.replaces),
             (true, ..) => state,
@@ -295,6 +297,19 @@ mod tests {
         let error = claimed(false).map(|_| ()).unwrap_err().to_string();
         assert!(error.starts_with("expected the BLAKE3 ") && error.ends_with("`--restart`"), "{error}");
         assert_eq!(claimed(true).unwrap().state.bytes, 0);
+    }
+
+    #[test]
+    fn rows_without_output_are_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.jsonl");
+        let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
+        let claimed = |job| claim(output.clone(), job, true, Duration::MAX);
+        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
+        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 64, ..Progress::default() });
+        claimed("job").unwrap().save(&mut pieces, &progress).unwrap();
+        assert_eq!(claimed("job").unwrap().state.progress.rows, 64);
+        assert!(claimed("another job").is_err());
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod handler;
 mod identity;
 mod input;
 mod job;
+mod kpl;
 mod local_storage;
 mod location;
 mod output;
@@ -36,6 +37,7 @@ mod row_function;
 mod rows;
 mod rules;
 mod s3_storage;
+mod sink;
 mod streams;
 mod target;
 mod text_predictor;
@@ -51,6 +53,7 @@ pub use self::{
     parameters::Parameters,
     report::{Progress, Report, Status},
     requests::{LineResponse, RequestLines, Respond},
+    sink::{SinkSettings, SinkUrl},
     text_predictor::{Prediction, TextPredictor},
     watcher::Watcher,
 };

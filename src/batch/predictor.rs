@@ -18,7 +18,7 @@ use crate::{
         embedding::{TextVectors, VectorKind},
         entities::TextEntities,
         scores::descending,
-        seq2seq::{GeneratedText, Seq2SeqOptions, Seq2SeqPipeline},
+        seq2seq::GeneratedText,
         vectors::VectorType,
         zero_shot::Labels,
     },
@@ -28,7 +28,7 @@ use crate::{
         embedding::{Embedder, EmbeddingParameters},
         entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
         ranking::{Ranker, RankingParameters},
-        text_to_text::TextToTextParameters,
+        text_to_text::{TextGenerator, TextToTextParameters},
     },
 };
 
@@ -46,7 +46,7 @@ pub(super) enum Predictor {
     Entities(EntityFinder),
     Ranking(Ranker, String),
     /// Translations, summaries and other texts, with their column.
-    TextToText(Seq2SeqPipeline, Box<Seq2SeqOptions>, &'static str),
+    TextToText(TextGenerator, &'static str),
 }
 
 impl Predictor {
@@ -69,10 +69,9 @@ impl Predictor {
                 pipeline.prompt(parameters.prompt_name.as_deref())?;
                 Self::Embedding(parameters.prepare(pipeline, &scope)?)
             }
-            Pipeline::Classification(pipeline) => {
-                let parameters: ClassificationParameters = options.parameters()?;
-                Self::Classification(parameters.prepare(pipeline, &scope)?)
-            }
+            Pipeline::Classification(pipeline) => Self::Classification(
+                options.parameters::<ClassificationParameters>()?.prepare(pipeline, &scope)?,
+            ),
             Pipeline::TokenClassification(pipeline) => {
                 let parameters: TokenClassificationParameters = options.parameters()?;
                 // Labels that are left out have no cost, so their number is not limited.
@@ -80,19 +79,16 @@ impl Predictor {
             }
             Pipeline::ZeroShotEntities(pipeline) => {
                 require_labels()?;
-                let parameters: ZeroShotEntitiesParameters = options.parameters()?;
-                Self::Entities(parameters.prepare(pipeline, &scope)?)
+                Self::Entities(options.parameters::<ZeroShotEntitiesParameters>()?.prepare(pipeline, &scope)?)
             }
             Pipeline::ZeroShot(pipeline) => {
                 require_labels()?;
-                let parameters: ZeroShotParameters = options.parameters()?;
-                Self::ZeroShot(parameters.prepare(pipeline, &scope)?)
+                Self::ZeroShot(options.parameters::<ZeroShotParameters>()?.prepare(pipeline, &scope)?)
             }
             Pipeline::Ranking(pipeline) => {
                 let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
                 let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
-                let parameters: RankingParameters = options.parameters()?;
-                Self::Ranking(parameters.prepare(pipeline, &scope), query)
+                Self::Ranking(options.parameters::<RankingParameters>()?.prepare(pipeline, &scope), query)
             }
             Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
                 let parameters: TextToTextParameters = options.parameters()?;
@@ -101,8 +97,8 @@ impl Predictor {
                         Error::invalid(format!("{error}; see `source-language` and `target-language`"))
                     })?;
                 }
-                let options = parameters.options(&Scope { max_parts: usize::MAX, ..scope });
-                Self::TextToText(pipeline.clone(), options.into(), model.manifest.task.generated_name())
+                let generator = parameters.prepare(pipeline, &Scope { max_parts: usize::MAX, ..scope });
+                Self::TextToText(generator, model.manifest.task.generated_name())
             }
         })
     }
@@ -130,8 +126,26 @@ impl Predictor {
             Self::Entities(finder) if finder.redacts() => [("redacted", CellType::Text), entities].into(),
             Self::Entities(_) => [entities].into(),
             Self::Ranking(..) => score_column(),
-            Self::TextToText(.., column) => [(*column, CellType::Text)].into(),
+            Self::TextToText(_, column) => [(*column, CellType::Text)].into(),
         }
+    }
+
+    /// Dimensions of the vectors, which a sink stores.
+    ///
+    /// # Errors
+    /// The answers are no dense vectors of floats.
+    pub(super) fn stored_dimensions(&self) -> Result<usize> {
+        let Self::Embedding(embedder) = self else {
+            return Err(Error::config(
+                "expected an embedding model for a sink, but found a model for another task",
+            ));
+        };
+        if embedder.requested.kinds != [VectorKind::Dense] || embedder.output_dtype != VectorType::Float {
+            return Err(Error::config(
+                "expected dense vectors of floats for a sink, but found other `outputs` or another `vector-type`",
+            ));
+        }
+        embedder.pipeline.dimensions(embedder.options.dimensions)
     }
 
     /// Runs the model on the texts.
@@ -231,8 +245,8 @@ impl Predictor {
                 let (scores, usage) = ranker.run(query.clone(), texts, deadline).await?;
                 Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
             }
-            Self::TextToText(pipeline, options, _) => {
-                let generated = pipeline.generate(texts, options, deadline).await?;
+            Self::TextToText(generator, _) => {
+                let generated = generator.run(texts, deadline).await?;
                 let best = |texts: Vec<GeneratedText>| texts.into_iter().map(|text| text.text).next();
                 let answer = |texts| vec![Cell::Text(best(texts).unwrap_or_default().into())];
                 Ok((generated.texts.into_iter().map(answer).collect(), generated.usage))

@@ -92,7 +92,7 @@ pub(super) async fn process(
     let writing = thread::Builder::new().name("batch-writer".into()).spawn(move || {
         let written = to_write.iter().try_for_each(|(rows, answers, share)| {
             writer.progress.seconds = before + started.elapsed().as_secs_f64();
-            writer.write(rows, &answers)?;
+            writer.write(rows, answers)?;
             watcher.advance(writer.progress.rows, share);
             watcher.count(&writer.progress);
             Ok(())

@@ -34,7 +34,7 @@ pub struct Progress {
 pub struct Sample {
     /// Row number, from 1, without the header and empty lines.
     pub row: u64,
-    /// `row`, `text`, `input` or `model`.
+    /// `row`, `text`, `input`, `model` or `sink`.
     pub kind: String,
     /// Error message, without any part of the text.
     pub message: String,
@@ -102,8 +102,11 @@ pub struct Report {
     /// An object's version, or its ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Output path or URL.
+    /// Output path or URL; with a sink, for the rows that it does not have.
     pub output: String,
+    /// The sink, without credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sink: Option<String>,
     /// BLAKE3 of a local output, which permits a later job to replace it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_digest: Option<String>,

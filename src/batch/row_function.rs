@@ -12,12 +12,15 @@ use super::{
 use crate::{
     error::{Error, Result},
     json::kind,
-    model::{Model, Pipeline},
+    model::Model,
     pipeline::{pooling::cosine, vectors::StoredVector},
+    task::JobOptions,
 };
 
 /// Texts per run of the model.
 const TEXTS_AT_ONCE: usize = 512;
+/// Options that a second argument sets, if the model's task has one of them.
+const SHARED_OPTIONS: [&str; 2] = ["labels", "target-language"];
 
 /// A model with its parameters.
 pub(super) struct RowFunction {
@@ -36,18 +39,22 @@ impl RowFunction {
             .enumerate()
             .map(|(row, values)| arguments(row, values))
             .collect::<Result<_>>()?;
-        let mut results = vec![None; rows.len()];
+        let (mut results, pipeline) = (vec![None; rows.len()], &self.model.pipeline);
         let mut pairs: Vec<(usize, [String; 2])> = Vec::new();
         let mut texts: BTreeMap<Option<String>, Texts> = BTreeMap::new();
         for (row, arguments) in rows.into_iter().enumerate() {
             match arguments {
                 None => {}
                 Some(Arguments::One(text)) => texts.entry(None).or_default().push((row, text)),
-                Some(Arguments::Two(first, second)) => match &self.model.pipeline {
-                    Pipeline::Embedding(_) => pairs.push((row, [first, second])),
-                    Pipeline::Ranking(_) => texts.entry(Some(first)).or_default().push((row, second)),
-                    _ => texts.entry(Some(second)).or_default().push((row, first)),
-                },
+                Some(Arguments::Two(first, second)) if pipeline.embedding().is_some() => {
+                    pairs.push((row, [first, second]));
+                }
+                Some(Arguments::Two(query, text)) if pipeline.ranking().is_some() => {
+                    texts.entry(Some(query)).or_default().push((row, text));
+                }
+                Some(Arguments::Two(text, shared)) => {
+                    texts.entry(Some(shared)).or_default().push((row, text));
+                }
             }
         }
         for (shared, texts) in texts {
@@ -66,20 +73,17 @@ impl RowFunction {
     fn with(&self, shared: Option<&str>) -> Result<Parameters> {
         let mut parameters = self.parameters.clone();
         let Some(shared) = shared else { return Ok(parameters) };
-        let option = match &self.model.pipeline {
-            Pipeline::Ranking(_) => {
-                parameters.query = Some(shared.to_owned());
-                return Ok(parameters);
-            }
-            Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) => "labels",
-            Pipeline::Translation(_) => "target-language",
-            _ => {
-                let Model { name, manifest, .. } = &self.model;
-                return Err(Error::invalid(format!(
-                    "expected 1 argument for `{name}`, which is for `{}`, but found 2",
-                    manifest.task
-                )));
-            }
+        let Model { name, manifest, pipeline, .. } = &self.model;
+        if pipeline.ranking().is_some() {
+            parameters.query = Some(shared.to_owned());
+            return Ok(parameters);
+        }
+        let Some(option) = SHARED_OPTIONS.into_iter().find(|option| JobOptions::has_effect(option, pipeline))
+        else {
+            return Err(Error::invalid(format!(
+                "expected 1 argument for `{name}`, which is for `{}`, but found 2",
+                manifest.task
+            )));
         };
         match parameters.options.set(option, shared) {
             Some(Err(expected)) => Err(Error::invalid(format!(
@@ -165,7 +169,7 @@ fn checked(row: usize, result: RowResult) -> Result<Answer> {
         let message = format!("{} (row {row})", error.message);
         match error.kind {
             ErrorKind::Model => Error::inference(message),
-            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input => Error::invalid(message),
+            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input | ErrorKind::Sink => Error::invalid(message),
         }
     })
 }

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::parameters::Parameters;
+use super::{
+    parameters::Parameters,
+    row_function::RowFunction,
+    sink::{SinkSettings, SinkUrl},
+};
 use crate::{
     config,
     error::{Error, Result, quoted},
@@ -30,6 +34,7 @@ struct Rule {
     /// Output bucket, by default the input's.
     bucket: Option<String>,
     output: String,
+    sink: Option<SinkSettings>,
     parameters: Parameters,
 }
 
@@ -39,6 +44,9 @@ impl Rules {
         let default = config::BatchRule {
             input: config.input.clone(),
             output: config.output.clone(),
+            sink: config.sink.clone(),
+            id: config.id.clone(),
+            metadata: config.metadata.clone(),
             ..config::BatchRule::default()
         };
         let (callers, objects): (Vec<_>, Vec<_>) =
@@ -89,6 +97,11 @@ impl Rules {
         Ok(output)
     }
 
+    /// The sink for an input's vectors. Objects' metadata cannot choose it.
+    pub(super) fn sink(&self, url: &Url) -> Result<Option<&SinkSettings>> {
+        Ok(self.rule(url)?.sink.as_ref())
+    }
+
     /// The model and the options for rows from a caller, whose `options` override its rule's. Without a named model it
     /// is the one with the caller's name, if any, or the first.
     pub(super) fn function(
@@ -96,7 +109,7 @@ impl Rules {
         kind: &str,
         name: &str,
         options: &BTreeMap<String, String>,
-    ) -> Result<(Model, Parameters)> {
+    ) -> Result<RowFunction> {
         let parameters = self.caller(kind, name).map(|rule| rule.parameters.clone()).unwrap_or_default();
         let parameters = parameters.with_options(options)?;
         let own_name = name.rsplit('.').next().unwrap_or_default();
@@ -106,7 +119,7 @@ impl Rules {
             None => self.models.iter().find(is_own).or_else(|| self.models.first()),
         };
         let model = model.ok_or_else(|| self.unknown(&parameters))?;
-        Ok((model.clone(), parameters))
+        Ok(RowFunction { model: model.clone(), parameters })
     }
 
     /// The prefix for answers to a stream's records.
@@ -178,12 +191,26 @@ fn check_output(rule: &config::BatchRule) -> Result<()> {
     )))
 }
 
+/// The rule's sink, if it has one.
+fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
+    let wrong = |found: &str| Error::config(format!("expected {found} in the rule for `{}`", rule.input));
+    match rule.sink.as_deref() {
+        None if rule.id.is_some() || !rule.metadata.is_empty() => {
+            Err(wrong("`sink`, which `id` and `metadata` belong to,"))
+        }
+        None => Ok(None),
+        Some(_) if writes_answers(&rule.input).is_some() => Err(wrong("no `sink`, which only files have,")),
+        Some(url) => SinkSettings::new(url.parse::<SinkUrl>()?, rule.id.as_deref(), &rule.metadata).map(Some),
+    }
+}
+
 impl Rule {
     fn new(rule: &config::BatchRule) -> Result<Self> {
         let (bucket, output) = match rule.output.parse::<Url>() {
             Ok(url) => (Some(url.bucket), url.key),
             Err(_) => (None, rule.output.clone()),
         };
-        Ok(Self { input: rule.input.clone(), bucket, output, parameters: Parameters::of(&rule.ask)? })
+        let parameters = Parameters::of(&rule.ask)?;
+        Ok(Self { input: rule.input.clone(), bucket, output, sink: sink(rule)?, parameters })
     }
 }

@@ -157,7 +157,7 @@ impl Storage for S3Storage {
         if state.upload.is_some() {
             return Ok(false);
         }
-        state.upload = Some(self.store.begin(&self.output, (JOB, &state.job))?);
+        state.upload = Some(self.store.begin(&self.output, JOB, &state.job)?);
         Ok(true)
     }
 

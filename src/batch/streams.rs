@@ -10,17 +10,17 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{
     answer::{ErrorKind, RowError},
+    kpl,
     output::Shape,
     output_form::OutputForm,
-    parameters::Parameters,
     predictor::Predictor,
+    row_function::RowFunction,
     rows::{JsonLinesReader, RowReader},
     rules::Rules,
     warehouse::MAX_RESPONSE_BYTES,
 };
 use crate::{
     error::{Error, Result},
-    model::Model,
     repository::s3::{Condition, Store, fit_key},
 };
 
@@ -42,7 +42,7 @@ struct AnsweredLines {
 
 /// Answers lines in order, until shortly before `until`.
 async fn answer(
-    (model, parameters): (Model, Parameters),
+    RowFunction { model, parameters }: RowFunction,
     lines: &[Vec<u8>],
     until: Option<Instant>,
 ) -> Result<AnsweredLines> {
@@ -180,17 +180,18 @@ pub(super) struct StreamBatch {
 }
 
 impl StreamBatch {
-    /// A batch from Kinesis.
+    /// A batch from Kinesis. Aggregated records are separated, and have one number.
     pub(super) fn of_kinesis(records: &[Value]) -> Result<Self> {
         let arn = text(records.first(), "/eventSourceARN")?;
-        let record = |record: &Value| {
+        let mut found = Vec::with_capacity(records.len());
+        for record in records {
             let data = BASE64_STANDARD.decode(text(Some(record), "/kinesis/data")?);
             let data =
                 data.map_err(|_| Error::malformed("expected a record in base64, but found other data"))?;
-            let number = text(Some(record), "/kinesis/sequenceNumber")?.to_owned();
-            Ok(line(data).map(|line| (number, line)))
-        };
-        let found = records.iter().filter_map(|found| record(found).transpose()).collect::<Result<_>>()?;
+            let number = text(Some(record), "/kinesis/sequenceNumber")?;
+            let lines = kpl::records(data).into_iter().filter_map(line);
+            found.extend(lines.map(|line| (number.to_owned(), line)));
+        }
         Ok(Self { kind: "kinesis", name: resource_name(arn).to_owned(), records: found })
     }
 
@@ -242,7 +243,11 @@ impl StreamBatch {
 fn split<'a>(lines: &[AnsweredLine], numbers: &'a [String]) -> (Vec<u8>, Option<&'a str>) {
     let is_repeated =
         |line: &AnsweredLine| line.error.as_ref().is_some_and(|error| error.kind == ErrorKind::Model);
-    let end = lines.iter().position(is_repeated).unwrap_or(lines.len());
+    let mut end = lines.iter().position(is_repeated).unwrap_or(lines.len());
+    // An aggregated record is repeated as a whole.
+    if let Some(repeated) = numbers.get(end) {
+        end -= numbers[..end].iter().rev().take_while(|number| *number == repeated).count();
+    }
     let written = lines[..end].iter().flat_map(|line| line.line.iter().copied()).collect();
     (written, numbers.get(end).map(String::as_str))
 }
@@ -309,6 +314,41 @@ mod tests {
         assert_eq!(split(&[model, model, None]), (String::new(), Some("1".into())));
         // There was no time for the third.
         assert_eq!(split(&[None, row]), ("1\n2\n".into(), Some("3".into())));
+    }
+
+    #[test]
+    fn aggregated_records_of_kinesis_are_separated() {
+        let record = |number: &str, data: &[u8]| {
+            let kinesis = json!({ "sequenceNumber": number, "data": BASE64_STANDARD.encode(data) });
+            json!({ "eventSourceARN": "arn:aws:kinesis:eu-west-1:123456789012:stream/reviews", "kinesis": kinesis })
+        };
+        let aggregated = kpl::tests::aggregate(&["{\"text\": \"a\"}", "\n", "{\"text\": \"b\"}"]);
+        let records = [record("1", &aggregated), record("2", b"{\"text\": \"c\"}")];
+        let found = StreamBatch::of_kinesis(&records).unwrap().records;
+        let found: Vec<_> = found.iter().map(|(number, line)| (number.as_str(), line.as_slice())).collect();
+        assert_eq!(
+            found,
+            [("1", &b"{\"text\": \"a\"}"[..]), ("1", b"{\"text\": \"b\"}"), ("2", b"{\"text\": \"c\"}")]
+        );
+    }
+
+    #[test]
+    fn an_aggregated_record_is_written_as_a_whole() {
+        let numbers = ["1", "2", "2", "3"].map(str::to_owned);
+        let written = |kinds: &[Option<ErrorKind>]| {
+            let line = |kind: &Option<ErrorKind>| AnsweredLine {
+                line: b"a".to_vec(),
+                error: kind.map(|kind| RowError::new(kind, "")),
+            };
+            let lines: Vec<_> = kinds.iter().map(line).collect();
+            let (written, repeated) = split(&lines, &numbers);
+            (written.len(), repeated.map(str::to_owned))
+        };
+        let model = Some(ErrorKind::Model);
+        assert_eq!(written(&[None, None, model, None]), (1, Some("2".into())));
+        assert_eq!(written(&[None, None]), (1, Some("2".into())));
+        assert_eq!(written(&[None, None, None, model]), (3, Some("3".into())));
+        assert_eq!(written(&[None; 4]), (4, None));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{fs::File, io::Write};
 
 use super::{
     answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, output::Pieces, report::Progress,
-    rows::Rows,
+    rows::Rows, sink::SinkWriter,
 };
 use crate::error::{Error, Result};
 
@@ -29,14 +29,44 @@ pub(super) struct Writer {
     pub(super) column: String,
     /// Whether the input can be read again.
     pub(super) is_resumable: bool,
+    /// Gets the vectors; then, the target gets only rows with errors.
+    pub(super) sink: Option<SinkWriter>,
 }
 
 impl Writer {
     /// Writes rows, and saves the job if it is time.
-    pub(super) fn write(&mut self, rows: Rows, answers: &Answers) -> Result<()> {
-        self.pieces.write(rows, &answers.results)?;
-        self.progress.add(answers);
+    pub(super) fn write(&mut self, rows: Rows, answers: Answers) -> Result<()> {
+        match &mut self.sink {
+            Some(sink) => {
+                sink.add(rows, answers);
+                let is_due = matches!(&self.target, Target::Checkpoint(checkpoint) if checkpoint.is_due());
+                if !sink.is_full() && !is_due {
+                    return Ok(());
+                }
+                self.flush()?;
+            }
+            None => {
+                self.pieces.write(rows, &answers.results)?;
+                self.progress.add(&answers);
+            }
+        }
         self.progress.name_columns(self.pieces.columns());
+        self.save_if_due()
+    }
+
+    /// Sends the rows that wait for the sink.
+    fn flush(&mut self) -> Result<()> {
+        let sent = self.sink.as_mut().map(SinkWriter::flush).transpose()?;
+        for sent in sent.into_iter().flatten() {
+            for (rows, results) in sent.failed {
+                self.pieces.write(rows, &results)?;
+            }
+            self.progress.add(&sent.answers);
+        }
+        Ok(())
+    }
+
+    fn save_if_due(&mut self) -> Result<()> {
         match &mut self.target {
             Target::Stream(file) if self.pieces.is_plain() || self.pieces.size() >= PART_BYTES => {
                 append(file, &self.pieces.take()?)
@@ -58,6 +88,9 @@ impl Writer {
 
     /// Saves a job that is stopped; one that cannot resume is abandoned.
     pub(super) fn pause(mut self) -> Result<Progress> {
+        if self.is_resumable {
+            self.flush()?;
+        }
         match &mut self.target {
             Target::Checkpoint(checkpoint) if self.is_resumable => {
                 checkpoint.begin()?;
@@ -78,6 +111,7 @@ impl Writer {
 
     /// Writes the output's end and completes it.
     pub(super) fn finish(&mut self) -> Result<()> {
+        self.flush()?;
         let bytes = self.pieces.take_last()?;
         self.progress.name_columns(self.pieces.columns());
         match &mut self.target {

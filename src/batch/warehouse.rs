@@ -8,7 +8,7 @@ use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{row_function::RowFunction, rules::Rules};
+use super::rules::Rules;
 use crate::error::{Error, Result};
 
 /// Lambda's limit for a response, with a margin for what surrounds the rows.
@@ -43,8 +43,8 @@ impl Redshift {
 
     async fn results(self, rules: &Rules) -> Result<Vec<Value>> {
         let name = &self.external_function;
-        let (model, parameters) = rules.function("redshift", name, &BTreeMap::new())?;
-        let results = RowFunction { model, parameters }.call(self.arguments).await?;
+        let function = rules.function("redshift", name, &BTreeMap::new())?;
+        let results = function.call(self.arguments).await?;
         check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 3))?;
         results.into_iter().map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json))).collect()
     }
@@ -131,9 +131,9 @@ impl Snowflake {
             .headers
             .iter()
             .filter_map(|(name, value)| Some((name.strip_prefix(CUSTOM)?.to_owned(), value.clone())));
-        let (model, parameters) = rules.function("snowflake", name, &options.collect())?;
+        let function = rules.function("snowflake", name, &options.collect())?;
         let (numbers, rows) = numbered(&unpacked(self.body)?)?;
-        let results = RowFunction { model, parameters }.call(rows).await?;
+        let results = function.call(rows).await?;
         // The body is a text in JSON, too.
         check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 24))?;
         let rows = numbers.iter().zip(&results);

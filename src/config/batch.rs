@@ -10,6 +10,12 @@ pub struct BatchConfig {
     pub input: String,
     /// Prefix for their outputs, in the same bucket or as `s3://BUCKET/PREFIX`.
     pub output: String,
+    /// URL of the sink that stores the vectors for these inputs; the output then has only the rows with errors.
+    pub sink: Option<String>,
+    /// Column with the ids in the sink, `id` by default.
+    pub id: Option<String>,
+    /// Columns that are stored with the vectors.
+    pub metadata: Vec<String>,
     /// Parameters by input prefix; the first match wins.
     pub rules: Vec<BatchRule>,
     /// Maximum interval between a job's checkpoints, in milliseconds.
@@ -29,6 +35,9 @@ impl Default for BatchConfig {
         Self {
             input,
             output,
+            sink: None,
+            id: None,
+            metadata: Vec::new(),
             rules: Vec::new(),
             save_ms: 60_000,
             margin_ms: 30_000,
@@ -46,6 +55,12 @@ pub struct BatchRule {
     pub input: String,
     /// Output prefix.
     pub output: String,
+    /// The sink's URL.
+    pub sink: Option<String>,
+    /// Column with the ids in the sink, `id` by default.
+    pub id: Option<String>,
+    /// Columns that are stored with the vectors.
+    pub metadata: Vec<String>,
     /// Job parameters, as in object metadata without `kivu-`.
     pub ask: BTreeMap<String, String>,
 }

@@ -7,7 +7,10 @@ mod budget;
 mod content;
 mod objects;
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::Value;
 
 pub(crate) use self::{
@@ -36,6 +39,28 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T
             .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
         deserializer.end().map(|()| value).map_err(ReadError::Trailing)
     })
+}
+
+/// Before the path of an error in [`flattened`] fields.
+const IN_FIELD: &str = "in the field ";
+
+/// Deserializes a type whose fields are among another object's fields, with `#[serde(flatten)]`, which alone loses the
+/// fields' names in errors.
+pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(fields: D) -> Result<T, D::Error> {
+    serde_path_to_error::deserialize(Objects(fields)).map_err(|error| match error.path().to_string() {
+        own if own == "." => error.into_inner(),
+        path => D::Error::custom(format_args!("{IN_FIELD}`{path}`: {}", error.into_inner())),
+    })
+}
+
+/// The path and the cause of an error at `path`, which may be in [`flattened`] fields.
+pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
+    let within = cause.strip_prefix(IN_FIELD).and_then(|rest| rest.strip_prefix('`')?.split_once("`: "));
+    match within {
+        Some((field, cause)) if path == "." => (field.to_owned(), cause),
+        Some((field, cause)) => (format!("{path}.{field}"), cause),
+        None => (path.to_owned(), cause),
+    }
 }
 
 /// Message for a syntax error. serde_json calls a value that begins like `null`, `true` or `false` an "ident".

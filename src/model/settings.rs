@@ -81,8 +81,18 @@ impl ModelSettings {
             timeout_ms: _,
         } = limits;
         // Rules become job parameters.
-        let BatchConfig { input: _, output: _, rules: _, save_ms: _, margin_ms: _, queue: _, event_bus: _ } =
-            batch;
+        let BatchConfig {
+            input: _,
+            output: _,
+            rules: _,
+            save_ms: _,
+            margin_ms: _,
+            queue: _,
+            event_bus: _,
+            sink: _,
+            id: _,
+            metadata: _,
+        } = batch;
         let Placement { policy, fleet, remote_name, files: _ } = placement;
         let FleetConfig { urls, version, policy: _, timeout_ms: _, ca: _, token: _ } = fleet;
         let engine = (*policy != Policy::Fleet).then_some(engine);

@@ -12,6 +12,7 @@ use super::{
     encoding::{EncodingOptions, Encodings, Input},
     pooling::{Pooling, normalize},
     roles::TextRole,
+    scores::RankingOptions,
     sparse::{QueryWeights, SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
@@ -284,7 +285,7 @@ impl EmbeddingPipeline {
         &self,
         query: String,
         texts: Vec<String>,
-        (truncation, is_raw): (Truncation, bool),
+        RankingOptions { truncation, raw_scores }: RankingOptions,
         deadline: Deadline,
     ) -> Result<(Vec<f32>, Usage)> {
         let multi = self.settings.multi_vector()?;
@@ -306,7 +307,7 @@ impl EmbeddingPipeline {
         let texts = self.encode(texts, &of_role(TextRole::Document), deadline).await?;
         let of_text = vectors(TextRole::Document);
         let score = |index: usize, rows: &[Row<'_>]| {
-            multi.score(&queries[0], &of_text(texts.ids(index), rows), is_raw)
+            multi.score(&queries[0], &of_text(texts.ids(index), rows), raw_scores)
         };
         let (scores, usage) = self.encoder.run_all(&texts, Granularity::Texts, deadline, score).await?;
         Ok((scores, usage.after(&of_query)))
@@ -332,7 +333,8 @@ impl EmbeddingPipeline {
         self.dimensions(requested).map(drop)
     }
 
-    fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
+    /// Number of values in a dense vector, of which `requested` are kept.
+    pub fn dimensions(&self, requested: Option<usize>) -> Result<usize> {
         let max = self.settings.dense()?.dimensions;
         match requested.unwrap_or(max) {
             dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),

@@ -166,6 +166,7 @@ pub(super) struct Grouping<'a> {
     pub(super) aggregation: Aggregation,
     /// Labels that are left out.
     pub(super) ignored: &'a [String],
+    pub(super) unknown_token: Option<u32>,
 }
 
 /// A token or multi-token word before grouping.
@@ -207,12 +208,12 @@ impl Grouping<'_> {
     }
 
     fn parts(&self, text: &IndexedText<'_>, tokens: impl IntoIterator<Item = ScoredToken>) -> Vec<WordPart> {
-        let (marks_subwords, unknown) = (self.tokenizer.marks_subwords(), self.tokenizer.unknown_id());
+        let marks_subwords = self.tokenizer.marks_subwords();
         let part = |token: ScoredToken| {
             let (start, end) = token.span;
             let word = self.tokenizer.token(token.id).unwrap_or_default();
             let original = text.part(start, end);
-            if Some(token.id) == unknown {
+            if Some(token.id) == self.unknown_token {
                 return WordPart { token, word: original.to_owned(), continues: false };
             }
             let continues = match marks_subwords {

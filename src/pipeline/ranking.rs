@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+pub use super::scores::RankingOptions;
 use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline, VectorKind},
@@ -14,7 +15,6 @@ use super::{
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    tokenizer::Truncation,
 };
 
 /// A model that ranks texts.
@@ -24,15 +24,6 @@ pub enum RankingPipeline {
     CrossEncoder(ClassificationPipeline),
     /// An embedding model.
     Embedding(EmbeddingPipeline),
-}
-
-/// Request options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankingOptions {
-    /// Applied to pairs above the token limit.
-    pub truncation: Truncation,
-    /// Whether scores are the model's logits, product sums or cosines, instead of numbers from 0 to 1.
-    pub raw_scores: bool,
 }
 
 impl RankingPipeline {
@@ -63,8 +54,7 @@ impl RankingPipeline {
                 Ok((function.apply(&logits.rows.concat()), logits.usage))
             }
             Self::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
-                let how = (options.truncation, options.raw_scores);
-                pipeline.late_interaction(query, texts, how, deadline).await
+                pipeline.late_interaction(query, texts, options, deadline).await
             }
             Self::Embedding(pipeline) => {
                 let inputs = [query].into_iter().chain(texts).map(Input::Text).collect();

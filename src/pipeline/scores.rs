@@ -3,6 +3,17 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::tokenizer::Truncation;
+
+/// Ranking options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankingOptions {
+    /// Applied to pairs above the token limit.
+    pub truncation: Truncation,
+    /// Whether scores are the model's logits, product sums or cosines, instead of numbers from 0 to 1.
+    pub raw_scores: bool,
+}
+
 /// The function that maps logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

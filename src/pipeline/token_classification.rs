@@ -33,6 +33,9 @@ pub struct TokenClassificationSettings {
     pub labels: Vec<String>,
     /// Maximum tokens per text or window, special tokens included.
     pub max_tokens: usize,
+    /// The token for unknown words, if it is neither `[UNK]` nor `<unk>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown_token: Option<u32>,
 }
 
 /// Request options.
@@ -137,6 +140,7 @@ impl TokenClassificationPipeline {
             labels: &self.labels,
             aggregation: options.aggregation,
             ignored: &options.ignored,
+            unknown_token: self.settings.unknown_token.or(self.encoder.tokenizer().unknown_id()),
         };
         let count = EntityCount::default();
         let finish = |window: usize, rows: &[Row<'_>]| {
@@ -231,7 +235,12 @@ mod tests {
             Ok(vec![Tensor::new(shape, Elements::Fp32(ids.iter().flat_map(logits).collect()))?])
         });
         let labels = [OUTSIDE, "PER", "LOC"].map(str::to_owned).into();
-        let settings = TokenClassificationSettings { output: "logits".into(), labels, max_tokens: 5 };
+        let settings = TokenClassificationSettings {
+            output: "logits".into(),
+            labels,
+            max_tokens: 5,
+            unknown_token: None,
+        };
         let route: Arc<dyn Backend> = Arc::new(backend);
         let pipeline = TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
         let windows = WindowOptions {

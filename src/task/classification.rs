@@ -4,17 +4,18 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Scope, labels::LabelList};
+use super::{Scope, TruncationParameters, labels::LabelList};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
+    json::flattened,
     pipeline::{
         Input, Usage,
         classification::ClassificationPipeline,
         scores::ScoreFunction,
         zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
     },
-    tokenizer::{Side, Truncation},
+    tokenizer::Truncation,
 };
 
 /// Text classification parameters.
@@ -28,12 +29,10 @@ pub struct ClassificationParameters {
     #[arg(skip)]
     #[schemars(range(min = 1))]
     pub top_k: Option<usize>,
-    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    /// How texts above the token limit are handled.
     #[arg(skip)]
-    pub truncate: Option<bool>,
-    /// The text end that is cut off; the right one by default.
-    #[arg(skip)]
-    pub truncation_direction: Option<Side>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub truncation: TruncationParameters,
 }
 
 /// Scores in text and label order.
@@ -63,7 +62,7 @@ impl ClassificationParameters {
         }
         Ok(Classifier {
             pipeline: pipeline.clone(),
-            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            truncation: self.truncation.truncation(scope),
             function: self.function_to_apply.unwrap_or(pipeline.settings().function),
             top: self.top_k,
         })

@@ -1,12 +1,14 @@
 //! Embedding: dense vectors, sparse vectors and multi-vectors.
 
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::Scope;
+use super::{Scope, TruncationParameters};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
+    json::flattened,
     pipeline::{
         Input,
         embedding::{
@@ -14,36 +16,40 @@ use crate::{
         },
         vectors::{Conversion, VectorType},
     },
-    tokenizer::Side,
 };
 
 /// Embedding parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object")]
 pub struct EmbeddingParameters {
-    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    /// How texts above the token limit are handled.
     #[arg(skip)]
-    pub truncate: Option<bool>,
-    /// The text end that is cut off; the right one by default.
-    #[arg(skip)]
-    pub truncation_direction: Option<Side>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub truncation: TruncationParameters,
     /// The model's prompt with this name or for this role, such as `query`
     #[arg(long = "prompt", value_name = "PROMPT")]
     pub prompt_name: Option<String>,
     /// Whether vectors are scaled to length 1 [default: the model's setting]
     #[arg(long, value_name = "BOOLEAN")]
+    #[schemars(description = "Whether vectors are scaled to length 1; true by default.")]
     pub normalize: Option<bool>,
     /// Truncate vectors to this many values
     #[arg(long)]
+    #[schemars(range(min = 1))]
     pub dimensions: Option<usize>,
     /// The vectors' number format [default: float]
     #[arg(long = "vector-type", value_name = "TYPE")]
     pub output_dtype: Option<VectorType>,
     /// Vector kinds, separated by commas [default: the model's first among dense, sparse and multi_vector]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    #[schemars(
+        length(min = 1),
+        description = "Vector kinds, which `/embed` returns in an object for each text."
+    )]
     pub outputs: Option<Vec<VectorKind>>,
     /// Keep this many of a sparse vector's largest weights
     #[arg(long, value_name = "NUMBER")]
+    #[schemars(range(min = 1))]
     pub max_active_dims: Option<usize>,
     /// Name sparse vectors' weights by word instead of token id
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -70,7 +76,7 @@ impl EmbeddingParameters {
     /// The options with the defaults in `scope`, without checks.
     pub fn options(&self, scope: &Scope) -> EmbeddingOptions {
         EmbeddingOptions {
-            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            truncation: self.truncation.truncation(scope),
             normalize: self.normalize,
             prompt_name: self.prompt_name.clone(),
             dimensions: self.dimensions,

@@ -4,10 +4,11 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Scope, labels::LabelList};
+use super::{Scope, TruncationParameters, labels::LabelList};
 use crate::{
     backend::Deadline,
     error::Result,
+    json::flattened,
     json_schemas::Alias,
     pipeline::{
         entities::Aggregation,
@@ -15,7 +16,7 @@ use crate::{
         zero_shot::Labels,
         zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
-    tokenizer::{Side, WindowOptions},
+    tokenizer::WindowOptions,
 };
 
 /// Token classification parameters.
@@ -34,12 +35,10 @@ pub struct TokenClassificationParameters {
     /// Add texts in which entities are replaced by their labels
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub redact: Option<bool>,
-    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    /// How texts above the token limit are handled.
     #[arg(skip)]
-    pub truncate: Option<bool>,
-    /// The text end that is cut off; the right one by default.
-    #[arg(skip)]
-    pub truncation_direction: Option<Side>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub truncation: TruncationParameters,
 }
 
 /// Parameters for entities with requested labels, named as in zero-shot classification and in the package `gliner`.
@@ -74,13 +73,10 @@ pub struct ZeroShotEntitiesParameters {
     /// Whether to return texts with labels in place of entities, too.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub redact: Option<bool>,
-    /// Whether texts above the token limit are truncated; otherwise they are refused. Labels count
-    /// towards the limit.
+    /// How texts above the token limit are handled; labels count towards the limit.
     #[arg(skip)]
-    pub truncate: Option<bool>,
-    /// The text end that is cut off; the right one by default.
-    #[arg(skip)]
-    pub truncation_direction: Option<Side>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub truncation: TruncationParameters,
 }
 
 /// A model that finds entities, with checked parameters.
@@ -99,7 +95,7 @@ impl TokenClassificationParameters {
         let ignored = ignored.map(|labels| labels.read("parameters.ignore_labels", scope.max_labels));
         let windows = WindowOptions {
             stride: self.stride,
-            truncation: scope.truncation(self.truncate, self.truncation_direction),
+            truncation: self.truncation.truncation(scope),
             max_windows: scope.max_parts,
             begin_at_words: false,
         };
@@ -123,7 +119,7 @@ impl ZeroShotEntitiesParameters {
             search: EntitySearch::new(self.threshold, self.flat_ner, self.multi_label)?,
             windows: WindowOptions {
                 stride: self.stride,
-                truncation: scope.truncation(self.truncate, self.truncation_direction),
+                truncation: self.truncation.truncation(scope),
                 max_windows: scope.max_parts,
                 begin_at_words: false,
             },

@@ -62,24 +62,32 @@ impl JobOptions {
         parameters.map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
     }
 
+    /// Whether an option has an effect on a model's task.
+    pub(crate) fn has_effect(name: &str, pipeline: &Pipeline) -> bool {
+        own(pipeline).iter().any(|argument| option_name(argument) == name)
+    }
+
     /// The argument for an option that has no effect on a model's task.
     pub fn without_effect(&self, pipeline: &Pipeline) -> Option<String> {
-        let own = match pipeline {
-            Pipeline::Embedding(_) => arguments::<EmbeddingParameters>(),
-            Pipeline::Classification(_) => arguments::<ClassificationParameters>(),
-            Pipeline::TokenClassification(_) => arguments::<TokenClassificationParameters>(),
-            Pipeline::ZeroShotEntities(_) => arguments::<ZeroShotEntitiesParameters>(),
-            Pipeline::ZeroShot(_) => arguments::<ZeroShotParameters>(),
-            Pipeline::Ranking(_) => arguments::<RankingParameters>(),
-            Pipeline::Translation(_) => arguments::<TextToTextParameters>(),
-            Pipeline::TextToText(_) => Vec::new(),
-        };
-        let is_own = |name: &str| own.iter().any(|argument| option_name(argument) == name);
         let other = all().into_iter().find(|argument| {
             let name = option_name(argument);
-            self.0.contains_key(name) && !is_own(name)
+            self.0.contains_key(name) && !Self::has_effect(name, pipeline)
         });
         other.map(|argument| format!("--{}", argument.get_long().unwrap_or_default()))
+    }
+}
+
+/// The arguments of a model's task.
+fn own(pipeline: &Pipeline) -> Vec<Arg> {
+    match pipeline {
+        Pipeline::Embedding(_) => arguments::<EmbeddingParameters>(),
+        Pipeline::Classification(_) => arguments::<ClassificationParameters>(),
+        Pipeline::TokenClassification(_) => arguments::<TokenClassificationParameters>(),
+        Pipeline::ZeroShotEntities(_) => arguments::<ZeroShotEntitiesParameters>(),
+        Pipeline::ZeroShot(_) => arguments::<ZeroShotParameters>(),
+        Pipeline::Ranking(_) => arguments::<RankingParameters>(),
+        Pipeline::Translation(_) => arguments::<TextToTextParameters>(),
+        Pipeline::TextToText(_) => Vec::new(),
     }
 }
 

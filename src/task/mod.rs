@@ -13,6 +13,9 @@ pub mod text_to_text;
 
 use std::fmt::Display;
 
+use schemars::JsonSchema;
+use serde::Deserialize;
+
 pub use self::job_options::JobOptions;
 use crate::{
     error::{Error, Result},
@@ -32,11 +35,20 @@ pub struct Scope {
     pub max_labels: usize,
 }
 
-impl Scope {
-    /// The truncation that the parameters `truncate` and `truncation_direction` ask for, or the default.
-    pub fn truncation(&self, truncate: Option<bool>, side: Option<Side>) -> Truncation {
-        match truncate.unwrap_or(self.truncate) {
-            true => Truncation::At(side.unwrap_or_default()),
+/// How texts above the token limit are handled, in all tasks whose models read whole texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+pub struct TruncationParameters {
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    pub truncate: Option<bool>,
+    /// The text end that is cut off; the right one by default.
+    pub truncation_direction: Option<Side>,
+}
+
+impl TruncationParameters {
+    /// Applies the defaults.
+    pub fn truncation(self, scope: &Scope) -> Truncation {
+        match self.truncate.unwrap_or(scope.truncate) {
+            true => Truncation::At(self.truncation_direction.unwrap_or_default()),
             false => Truncation::Off,
         }
     }

@@ -1,32 +1,28 @@
 //! Ranking: a query and texts to relevance scores.
 
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::Scope;
+use super::{Scope, TruncationParameters};
 use crate::{
     backend::Deadline,
     error::Result,
-    pipeline::{
-        Usage,
-        ranking::{RankingOptions, RankingPipeline},
-    },
-    tokenizer::Side,
+    json::flattened,
+    pipeline::{Usage, ranking::RankingPipeline, scores::RankingOptions},
 };
 
 /// Ranking parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object")]
 pub struct RankingParameters {
     /// Return logits, cosines or product sums instead of scores from 0 to 1
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub raw_scores: Option<bool>,
-    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    /// How texts above the token limit are handled.
     #[arg(skip)]
-    pub truncate: Option<bool>,
-    /// The text end that is cut off; the right one by default.
-    #[arg(skip)]
-    pub truncation_direction: Option<Side>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub truncation: TruncationParameters,
 }
 
 /// A ranking model with its parameters.
@@ -39,7 +35,7 @@ pub struct Ranker {
 impl RankingParameters {
     /// Applies the defaults.
     pub fn prepare(&self, pipeline: &RankingPipeline, scope: &Scope) -> Ranker {
-        let truncation = scope.truncation(self.truncate, self.truncation_direction);
+        let truncation = self.truncation.truncation(scope);
         let options = RankingOptions { truncation, raw_scores: self.raw_scores.unwrap_or(false) };
         Ranker { pipeline: pipeline.clone(), options }
     }

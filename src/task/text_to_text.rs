@@ -1,16 +1,21 @@
 //! Texts from texts: translations, summaries and others.
 
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scope;
-use crate::pipeline::{
-    generation::GenerationOptions,
-    seq2seq::{RequestedLanguages, Seq2SeqOptions, Split},
+use crate::{
+    backend::Deadline,
+    error::Result,
+    pipeline::{
+        generation::GenerationOptions,
+        seq2seq::{GeneratedIds, GeneratedTexts, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, Split},
+    },
 };
 
 /// Parameters for models that generate texts.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object")]
 pub struct TextToTextParameters {
     /// The language of the texts, if the model has several
@@ -19,7 +24,7 @@ pub struct TextToTextParameters {
     /// The language to translate to, if the model has several
     #[arg(long = "target-language", value_name = "LANGUAGE")]
     pub tgt_lang: Option<String>,
-    /// When texts are split; depends on the model by default.
+    /// When texts are split. `/translate` splits at sentences by default; elsewhere it depends on the model.
     #[arg(skip)]
     pub split: Option<Split>,
     /// Whether sentences above the token limit are truncated; otherwise they are refused.
@@ -40,8 +45,8 @@ impl TextToTextParameters {
     }
 
     /// Applies the defaults; the pipeline checks the options.
-    pub fn options(self, scope: &Scope) -> Seq2SeqOptions {
-        Seq2SeqOptions {
+    pub fn prepare(self, pipeline: &Seq2SeqPipeline, scope: &Scope) -> TextGenerator {
+        let options = Seq2SeqOptions {
             source: self.src_lang,
             target: self.tgt_lang,
             split: self.split,
@@ -49,6 +54,27 @@ impl TextToTextParameters {
             clean_up_spaces: self.clean_up_tokenization_spaces.unwrap_or(false),
             generation: self.generate_parameters.unwrap_or_default(),
             max_sentences: scope.max_parts,
-        }
+        };
+        TextGenerator { pipeline: pipeline.clone(), options: Box::new(options) }
+    }
+}
+
+/// A model that generates texts, with its parameters.
+#[derive(Clone, Debug)]
+pub struct TextGenerator {
+    pipeline: Seq2SeqPipeline,
+    // Boxed, since generation has many settings.
+    options: Box<Seq2SeqOptions>,
+}
+
+impl TextGenerator {
+    /// Generates from texts.
+    pub async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<GeneratedTexts> {
+        self.pipeline.generate(texts, &self.options, deadline).await
+    }
+
+    /// Generates token ids from token ids.
+    pub async fn run_ids(&self, rows: Vec<Vec<u32>>, deadline: Deadline) -> Result<GeneratedIds> {
+        self.pipeline.generate_ids(rows, &self.options, deadline).await
     }
 }

@@ -17,6 +17,7 @@ VPC = {"VpcSubnets": "subnet-1,subnet-2", "VpcSecurityGroups": "sg-1"}
 WARM = {"WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *"}
 CHECKS = {"ReleaseChecks": "yes", "Release": "Canary10Percent5Minutes", "ReleaseKey": "arn:aws:secretsmanager:eu-west-1:000000000000:secret:a"}
 START, STOP = {"FleetStart": "0 6 * * 1-5"}, {"FleetStop": "0 20 * * 1-5"}
+SINK = "arn:aws:s3vectors:eu-west-1:000000000000:bucket/vectors/index/docs"
 
 REFUSED = (
     ({"AuthMode": "jwt"}, "needs JwtIssuer and JwtAudience"),
@@ -58,11 +59,17 @@ REFUSED = (
     (CHECKS | {"ReleaseKey": "kivu_key"}, "ReleaseKey=kivu_key"),
     (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
     ({"LogGroup": "a b"}, "LogGroup=a b"),
+    ({"Files": "yes"}, "Files=yes needs Batch=yes"),
+    ({"BatchSink": SINK}, "BatchSink needs Batch=yes"),
+    (FLEET | {"Batch": "yes", "BatchSink": SINK}, "does not work with Fleet=yes"),
+    ({"Batch": "yes", "BatchSink": "s3vectors://b/i"}, "an index's ARN"),
+    ({"Batch": "yes", "BatchSinkMetadata": "title"}, "BatchSinkMetadata needs BatchSink"),
     ({"KmsKeyArn": "alias/a"}, "KmsKeyArn=alias/a"),
     ({"PermissionsBoundary": "a"}, "PermissionsBoundary=a"),
 )
 ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
+    {"Batch": "yes", "Files": "yes", "BatchSink": SINK, "BatchSinkMetadata": "title,url"},
     EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"}, {"ProvisionedConcurrency": "1", "WarmMost": "4"}, CHECKS, CHECKS | {"ReleaseKey": "", "AuthMode": "iam"},
     {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"},
     {"Streaming": "url", "StreamingConcurrency": "1"}, {"Streaming": "unlimited"}, {"Streaming": "rest", "AuthMode": "iam"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},

@@ -111,7 +111,8 @@ def generated(parts, all_options, of_task, name):
     """Texts by `generate`."""
     model, tokenizer = parts["model"], parts["tokenizer"]
     target = target_of(model, tokenizer, name)
-    prefix = of_task.get("prefix", getattr(model.config, "prefix", None)) or ""
+    # Pipelines do not put it before texts with language tokens.
+    prefix = "" if target else of_task.get("prefix", getattr(model.config, "prefix", None)) or ""
     of_task = {key: value for key, value in of_task.items() if key != "prefix"}
     texts = {}
     for options in all_options:

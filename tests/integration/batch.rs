@@ -45,6 +45,7 @@ pub(crate) fn job(input: &Path, output: &Path) -> Job {
         until: None,
         interval: Duration::from_secs(60),
         existing: Existing::default(),
+        sink: None,
     }
 }
 

@@ -106,6 +106,10 @@ async fn models_are_found_by_encoded_ids_and_arns() {
         format!("{arn}{TITAN}"),
         format!("{arn}{TITAN}").replace(':', "%3A").replace('/', "%2F"),
         "tiny:query".to_owned(),
+        format!("us.{TITAN}"),
+        format!("apac.{TITAN}").replace(':', "%3A"),
+        format!("global.{TITAN}"),
+        format!("arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.{TITAN}"),
     ];
     for id in ids {
         let (status, body) = invoke(&id, &json!({ "inputText": "cat" })).await;
@@ -113,6 +117,10 @@ async fn models_are_found_by_encoded_ids_and_arns() {
     }
     let (status, _) = invoke(&format!("{arn}unknown"), &json!({ "inputText": "cat" })).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
+    for unknown in ["us.unknown", "mars.amazon.titan-embed-text-v2:0", "us.eu.amazon.titan-embed-text-v2:0"] {
+        let (status, _) = invoke(unknown, &json!({ "inputText": "cat" })).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{unknown}");
+    }
 }
 
 /// boto3 sends `application/octet-stream` unless the caller names a type.

@@ -942,6 +942,49 @@ fn jobs_send_events_and_rules_start_jobs() {
     assert_eq!((&statement["Action"], &statement["Resource"]), (&json!("sqs:SendMessage"), &json!(queue)));
 }
 
+/// Both functions use one folder, whose new batches reach the queue.
+#[test]
+fn files_and_batches_of_requests_are_in_the_data_bucket() {
+    let parameters = ["no", "yes"].map(|files| json!({ "Batch": "yes", "Files": files }));
+    let Some([without, deployment]) = Deployment::resolve(parameters) else { return };
+    let folder = |deployment: &Deployment, name: &str| configuration(deployment.of(name)).files.folder;
+    let objects = ["arn:aws:s3:::databucket/files/*"];
+    for (name, role) in [("ApiFunction", "ApiRole"), ("BatchFunction", "BatchRole")] {
+        assert_eq!(folder(&without, name), None);
+        assert_eq!(folder(&deployment, name).as_deref(), Some("s3://databucket/files"), "{name}");
+        for action in ["s3:PutObject", "s3:DeleteObject", "s3:GetObject", "s3:GetObjectVersion"] {
+            let granted = granted(&deployment, role, action);
+            assert!(granted.contains(&objects[0].to_owned()), "{role} {action}");
+        }
+        assert!(granted(&deployment, role, "s3:ListBucket").contains(&"arn:aws:s3:::databucket".to_owned()));
+    }
+    assert!(granted(&without, "ApiRole", "s3:PutObject").is_empty());
+    let keys = |deployment: &Deployment| {
+        deployment.of("UploadsRule")["EventPattern"]["detail"]["object"]["key"].clone()
+    };
+    assert_eq!(keys(&without), json!([{ "prefix": "in/" }]));
+    assert_eq!(keys(&deployment), json!([{ "prefix": "in/" }, { "prefix": "files/queue/" }]));
+}
+
+/// Uploads go to one index; files of the state machine do not.
+#[test]
+fn vectors_of_uploads_go_to_an_index() {
+    let arn = "arn:aws:s3vectors:eu-west-1:000000000000:bucket/vectors/index/docs";
+    let sink =
+        json!({ "Batch": "yes", "BatchSink": arn, "BatchSinkId": "key", "BatchSinkMetadata": "title,url" });
+    let Some([without, deployment]) = Deployment::resolve([json!({ "Batch": "yes" }), sink]) else { return };
+    let batch = |deployment: &Deployment| configuration(deployment.of("BatchFunction")).batch;
+    assert_eq!((batch(&without).sink, batch(&without).metadata.len()), (None, 0));
+    let found = batch(&deployment);
+    assert_eq!((found.sink.as_deref(), found.id.as_deref()), (Some(arn), Some("key")));
+    assert_eq!(found.metadata, ["title", "url"]);
+    assert!(found.rules.iter().all(|rule| rule.sink.is_none()), "the rule for large files");
+    for action in ["s3vectors:PutVectors", "s3vectors:GetIndex"] {
+        assert_eq!(granted(&deployment, "BatchRole", action), [arn]);
+        assert!(granted(&without, "BatchRole", action).is_empty());
+    }
+}
+
 #[test]
 fn the_route_of_large_models_is_their_prefix() {
     let Some([_, _, large, ..]) = deployments() else { return };

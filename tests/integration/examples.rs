@@ -37,7 +37,7 @@ fn server_with(variables: &[(&str, &Path)]) -> Server {
 fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(python);
     command.arg(examples().join(example)).args(arguments).current_dir(root());
-    command.env("KIVU_URL", format!("http://{}", server.address));
+    command.env("SERVER_URL", format!("http://{}", server.address));
     let mut process =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();

@@ -164,6 +164,38 @@ fn commands_and_programs_of_the_readme_run() {
     }
 }
 
+/// Commands in the tutorials print what the page shows. A test model replaces the one from the hub.
+#[test]
+fn commands_of_the_tutorials_run() {
+    let Some(python) = tool("TEST_PYTHON") else { return };
+    runtime().expect("`make test` installs ONNX Runtime");
+    let folder = checkout();
+    let server = make_run();
+    let path = format!("{}:{}", python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let blocks = blocks_of("docs/tutorials.md");
+    let followed = blocks.iter().zip(blocks.iter().skip(1).map(Some).chain([None]));
+    let mut count = 0;
+    for (block, next) in followed.filter(|(block, _)| block.language == "sh" && block.code != "make run\n") {
+        let code =
+            block.code.replace("dslim/bert-base-NER", "tests/fixtures/models/tiny-bert-ner --precision fp32");
+        let mut shell = shell(folder.path());
+        shell.env("SERVER_URL", format!("http://{}", server.address)).env("PATH", &path);
+        // The test model's bundle is not kept.
+        shell.env("KIVU_HOME", folder.path().join("home"));
+        let output = shell.args(["-e", "-c", &code]).output().unwrap();
+        assert!(output.status.success(), "{code}\n{output:?}");
+        let found = String::from_utf8(output.stdout).unwrap();
+        if let Some(shown) = next.filter(|next| next.language == "text") {
+            let is_equal = found.lines().zip(shown.code.lines()).all(|(found, shown)| is_shown(found, shown));
+            assert!(is_equal && found.lines().count() >= shown.code.lines().count(), "{code}\n{found}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 6);
+    let anonymous = fs::read_to_string(folder.path().join("anonymous.csv")).unwrap();
+    assert!(anonymous.starts_with("id,redacted\r\n1,"), "{anonymous}");
+}
+
 /// Whether a response is the one in the documentation, in which `…` is any text, apart from white space.
 fn is_shown(found: &str, shown: &str) -> bool {
     let [found, shown] = [found, shown].map(|text| text.split_whitespace().collect::<String>());

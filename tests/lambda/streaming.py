@@ -187,6 +187,12 @@ def check(function):
     rest = json.loads(Path(__file__).with_name("rest_plain.json").read_text())
     expect("an event of a REST API", function.stream(rest)[0], 200)
 
+    # A load balancer invokes this function too, and does not read streams.
+    balanced = json.loads(Path(__file__).with_name("alb_plain.json").read_text())
+    route, headers, body, _ = function.next(balanced)
+    modes = [value for name, value in headers.items() if name.lower() == "lambda-runtime-function-response-mode"]
+    expect("an event of a load balancer", (route, modes, json.loads(body)["statusCode"]), ("response", [], 200))
+
     # The runtime API gets this error in its own form.
     expect("an event that is no request", function.next(b'{"Records": []}')[0], "error")
 

@@ -526,7 +526,7 @@ class OnADesktop(PageTest):
         expect(self.page.locator("#ask")).to_be_visible()
         self.press_run()
         self.settle()
-        expect(self.page.get_by_role("tabpanel")).to_contain_text("$KIVU_KEY")
+        expect(self.page.get_by_role("tabpanel")).to_contain_text("$API_KEY")
         self.assertNotIn(KEY, self.page.content())
         kept = self.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie.length]")
         self.assertEqual(kept, [0, 0, 0])

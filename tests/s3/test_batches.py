@@ -1,4 +1,4 @@
-"""Batches of requests in S3: the function `api` creates them, and the function `batch` runs them.
+"""Batches of requests in S3: the function `api` creates them, and the function `batch` runs them. Uploads go to a sink.
 
     TEST_API=… TEST_BATCH=… TEST_KIVU=… TEST_BUNDLE=… python tests/s3/test_batches.py
 """
@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from harness import BUCKET, HOST, Function, Weed
+from sinks import VectorIndexes
 
 API = os.environ["TEST_API"]
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
@@ -52,6 +53,7 @@ class Batches(unittest.TestCase):
             "KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_AUTH__MODE": "none",
             "KIVU_FILES__FOLDER": f"s3://{BUCKET}/{PREFIX}", "KIVU_BATCH__MARGIN_MS": "500",
         }
+        cls.env = env
         cls.api = Function(cls.weed.endpoint, [BUNDLE], env | {"AWS_LAMBDA_FUNCTION_NAME": "api"}, API, FOLDER)
         cls.batch = Function(cls.weed.endpoint, [BUNDLE], env)
 
@@ -137,6 +139,31 @@ class Batches(unittest.TestCase):
         self.assertEqual(json.loads(self.ask("POST", f"/v1/batches/{batch}/cancel"))["status"], "cancelling")
         self.batch.call(message)
         self.assertEqual(self.get(f"/v1/batches/{batch}")["status"], "cancelled")
+
+    def test_uploads_go_to_a_sink(self):
+        indexes = VectorIndexes(32)
+        self.addCleanup(indexes.stop)
+        sink = "s3vectors://vectors/docs"
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {
+            "AWS_ENDPOINT_URL_S3VECTORS": indexes.endpoint, "KIVU_BATCH__SINK": sink, "KIVU_BATCH__METADATA": "title",
+        })
+        self.addCleanup(function.stop)
+        rows = [{"id": number, "text": f"text {number}", "title": f"title {number}"} for number in range(70)]
+        rows[7]["id"] = None
+        self.weed.put("in/docs.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        upload = {"input": f"s3://{BUCKET}/in/docs.jsonl"}
+        self.assertEqual(function.call(upload)["errors"], {"sink": 1})
+        self.assertEqual((len(indexes.vectors), indexes.wrong), (69, []))
+        self.assertEqual(indexes.vectors["3"]["metadata"], {"title": "title 3"})
+        self.assertEqual(json.loads(self.weed.get("out/docs.jsonl"))["text"], "text 7")
+        report = json.loads(self.weed.get("out/docs.jsonl.report.json"))
+        self.assertEqual((report["sink"], report["rows"]), (sink, 70))
+        # A repeated event finds the output.
+        self.assertEqual((function.call(upload)["status"], len(indexes.puts)), ("known", 1))
+        # A file without errors has an empty output.
+        self.weed.put("in/one.jsonl", b'{"id": "one", "text": "a text"}')
+        self.assertEqual(function.call({"input": f"s3://{BUCKET}/in/one.jsonl"})["errors"], {})
+        self.assertEqual((self.weed.get("out/one.jsonl"), "one" in indexes.vectors), (b"", True))
 
 
 if __name__ == "__main__":

@@ -72,10 +72,7 @@ impl Text {
         let two = layers.graph.integers("two", &[2]);
         let present = layers.cast(mask, data_type::FLOAT);
         let present = layers.graph.node("Unsqueeze", &[&present, &two], vec![]);
-        let windows = match settings.distances {
-            Some(distances) => Some(Windows::new(layers, config, (distances, settings.scale), &length)?),
-            None => None,
-        };
+        let windows = Windows::new(layers, config, settings, &length)?;
         Ok(Self { present, windows })
     }
 
@@ -112,9 +109,10 @@ impl Windows {
     fn new(
         layers: &mut Layers<'_>,
         config: &EncoderConfig,
-        (distances, scale): (Distances, f32),
+        settings: &Disentangled,
         length: &Value,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
+        let Disentangled { distances: Some(distances), scale, .. } = *settings else { return Ok(None) };
         let embeddings = embeddings(layers, &distances)?;
         let longest = config.facts.max_positions;
         // The last block may reach beyond the text, by fewer tokens than there are blocks.
@@ -159,7 +157,7 @@ impl Windows {
         let first = node("Sub", &[&tokens, &one]);
         let mut join =
             |left: &Value, right: &Value| graph.node("Concat", &[left, right], vec![integer("axis", 0)]);
-        Ok(Self {
+        Ok(Some(Self {
             distances,
             heads: config.heads.queries,
             width: config.heads.width,
@@ -172,7 +170,7 @@ impl Windows {
             sheared: join(&same_heads, &narrow),
             from: join(&zero, &first),
             to: join(length, &narrow),
-        })
+        }))
     }
 
     /// Sums the distance terms in a layer's scores; the layer's weight names begin with `attention`. With

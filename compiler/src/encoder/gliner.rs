@@ -93,7 +93,8 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
         max_tokens: settings.max_tokens,
     };
     let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
-    source::of_parts(plan, encoder, weights, heads, (EncoderSettings::ZeroShotEntities(settings), tokenizer))
+    let settings = EncoderSettings::ZeroShotEntities(settings);
+    source::of_parts(plan, source::Parts { config: encoder, weights, heads, settings, tokenizer })
 }
 
 /// Refuses other kinds of GLiNER, and unsupported options that change results.

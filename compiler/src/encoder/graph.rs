@@ -11,8 +11,8 @@ use super::{
 use crate::{
     functions,
     layers::{
-        AttentionWindow, Blocks, Distance, Layers, Projection, Rotation, alibi_slopes, attend_by_position,
-        attention,
+        AttentionWindow, Blocks, BucketValues, Distance, Layers, Projection, Rotation, alibi_slopes,
+        attend_by_position, attention,
     },
     onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
     weights::{Weight, Weights},
@@ -50,8 +50,8 @@ pub(super) fn graph(
             text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
         }
         Bias::Relative { table, buckets } => {
-            let shape = (*table, config.heads.queries, config.facts.max_positions);
-            bias = buckets.bias(&mut layers, &ids, shape)?;
+            let (heads, positions) = (config.heads.queries, config.facts.max_positions);
+            bias = buckets.bias(&mut layers, &ids, BucketValues { table, heads, positions })?;
         }
         Bias::None | Bias::Alibi => {}
     }
@@ -457,7 +457,7 @@ impl Writer<'_> {
         let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{prefix}{dense}.{part}"));
         let bias = head_input.has_bias.then_some(&*bias);
-        let read = layers.linear_in_fp32((&weight, bias), read, [hidden, hidden])?;
+        let read = layers.linear_in_fp32(&weight, bias, read, [hidden, hidden])?;
         let read = layers.activate(head_input.activation, &read);
         match names.dense_norm {
             Some(name) => layers.normalize_whole(&read, name, hidden),
@@ -469,6 +469,6 @@ impl Writer<'_> {
     fn label(&mut self, name: &str, head: &Head, read: &Value) -> Result<Value> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
         let shape = [self.config.facts.hidden, head.labels.len()];
-        self.layers.linear_in_fp32((&weight, Some(&bias)), read, shape)
+        self.layers.linear_in_fp32(&weight, Some(&bias), read, shape)
     }
 }

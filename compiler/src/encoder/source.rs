@@ -18,7 +18,7 @@ use crate::{
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{check_unknown_token, within_types, within_vocabulary},
+    token_rows::{other_unknown_token, within_types, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
@@ -66,8 +66,9 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Classification(settings), OutputHeads::dense(Some(modules)))
         }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
-            let settings = token_settings(&plan.folder, head, facts)?;
-            check_unknown_token(&folder, &tokenizer)?;
+            let unknown_token = other_unknown_token(&folder, &tokenizer)?;
+            let settings =
+                TokenClassificationSettings { unknown_token, ..token_settings(&plan.folder, head, facts)? };
             (EncoderSettings::TokenClassification(settings), OutputHeads::default())
         }
         (Some(head), None) => {
@@ -89,17 +90,22 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Embedding(settings), heads)
         }
     };
-    Ok(Source { files, ..of_parts(plan, config, weights, heads, (settings, tokenizer))? })
+    Ok(Source { files, ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer })? })
+}
+
+/// An encoder model's parts.
+pub(super) struct Parts {
+    pub(super) config: EncoderConfig,
+    pub(super) weights: Weights,
+    pub(super) heads: OutputHeads,
+    pub(super) settings: EncoderSettings,
+    /// A `tokenizer.json`.
+    pub(super) tokenizer: Vec<u8>,
 }
 
 /// Builds an encoder source; its graph is written for the plan's engine.
-pub(super) fn of_parts(
-    plan: &Plan,
-    config: EncoderConfig,
-    weights: Weights,
-    heads: OutputHeads,
-    (settings, tokenizer): (EncoderSettings, Vec<u8>),
-) -> Result<Source<'static>> {
+pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
+    let Parts { config, weights, heads, settings, tokenizer } = parts;
     let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
     let engine = match plan.engine {
@@ -164,6 +170,7 @@ pub(crate) fn token_settings(
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
         max_tokens: max_tokens(folder, facts.max_positions)?,
+        unknown_token: None,
     })
 }
 

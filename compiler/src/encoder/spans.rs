@@ -282,7 +282,7 @@ fn lstm(
 /// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
 fn linear(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
-    layers.linear_in_fp32((&weight, Some(&bias)), input, shape)
+    layers.linear_in_fp32(&weight, Some(&bias), input, shape)
 }
 
 /// The weights and biases of two layers; the first is four times as wide.

@@ -247,7 +247,7 @@ fn late_interaction(
     if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
         settings.default_prompt = Some("document".to_owned());
     }
-    Ok(with_multi_vectors(settings, (projections, width), [query, document]))
+    Ok(with_multi_vectors(settings, projections, width, [query, document]))
 }
 
 /// Stanford's ColBERT.
@@ -285,13 +285,14 @@ fn stanfords(
     let weight = weights.take_whole(PROJECTION, &[weight, config.facts.hidden])?;
     let projection = Dense::of_weights(weight, None)?;
     let width = projection.outputs();
-    Ok(with_multi_vectors(settings, (vec![projection], width), [query, document]))
+    Ok(with_multi_vectors(settings, vec![projection], width, [query, document]))
 }
 
 /// Settings and heads for a model with multi-vectors only.
 fn with_multi_vectors(
     mut settings: EmbeddingSettings,
-    (projections, dimensions): (Vec<Dense>, usize),
+    projections: Vec<Dense>,
+    dimensions: usize,
     [query, document]: [RoleSettings; 2],
 ) -> (EmbeddingSettings, OutputHeads) {
     settings.multi_vector = Some(Box::new(MultiVectorSettings {

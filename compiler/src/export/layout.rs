@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{encoder::GRAPHS, seq2seq};
+use super::{generator, text_encoder::GRAPHS};
 
 /// Whether `folder` has an export.
 pub(crate) fn is_in(folder: &Path) -> bool {
@@ -11,7 +11,7 @@ pub(crate) fn is_in(folder: &Path) -> bool {
 
 /// Whether a path names a graph.
 pub(crate) fn is_graph(path: &str) -> bool {
-    files(|graph| graph == path, []).is_some() || path.rsplit('/').next() == Some(seq2seq::ENCODER)
+    files(|graph| graph == path, []).is_some() || path.rsplit('/').next() == Some(generator::ENCODER)
 }
 
 /// An export's graphs and weight files among `paths`; `None` without an export.
@@ -19,12 +19,12 @@ pub(crate) fn files<'a>(
     has: impl Fn(&str) -> bool,
     paths: impl IntoIterator<Item = &'a str> + Clone,
 ) -> Option<Vec<String>> {
-    let seq2seq = seq2seq::FOLDERS.iter().find_map(|folder| {
+    let seq2seq = generator::FOLDERS.iter().find_map(|folder| {
         let path = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
-        let decoders = [&[seq2seq::MERGED][..], &[seq2seq::FIRST, seq2seq::LATER]];
+        let decoders = [&[generator::MERGED][..], &[generator::FIRST, generator::LATER]];
         let decoders = decoders.map(|names| names.iter().map(|name| path(name)).collect::<Vec<_>>());
         let decoders = decoders.into_iter().find(|paths| paths.iter().all(|path| has(path)))?;
-        let encoder = Some(path(seq2seq::ENCODER)).filter(|encoder| has(encoder))?;
+        let encoder = Some(path(generator::ENCODER)).filter(|encoder| has(encoder))?;
         Some([vec![encoder], decoders].concat())
     });
     let single = || GRAPHS.iter().find(|graph| has(graph)).map(|graph| vec![(*graph).to_owned()]);

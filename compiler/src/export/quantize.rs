@@ -87,12 +87,12 @@ pub(crate) fn quantize(model: &mut ModelProto) {
             && let Some((shape, values)) = matrix(1)
         {
             let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
-            nodes.push(multiplication(node, (shape, &values), bias, &mut constants));
+            nodes.push(multiplication(node, Matrix { shape, values: &values }, bias, &mut constants));
         } else if node.op_type == "Gather"
             && (node.input.len(), node.output.len()) == (2, 1)
             && let Some((shape, values)) = matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
         {
-            nodes.extend(table_lookup(&node, (shape, &values), &mut constants));
+            nodes.extend(table_lookup(&node, Matrix { shape, values: &values }, &mut constants));
         } else {
             nodes.push(node);
         }
@@ -145,10 +145,16 @@ fn take_bias(
     Some((sum.output.into_iter().next()?, bias))
 }
 
+/// A constant matrix, row by row.
+struct Matrix<'a> {
+    shape: [usize; 2],
+    values: &'a [f32],
+}
+
 /// A quantized multiplication in place of `node`, with the bias and the following sum's name, if any.
 fn multiplication(
     node: NodeProto,
-    (shape, values): ([usize; 2], &[f32]),
+    Matrix { shape, values }: Matrix<'_>,
     bias: Option<(String, String)>,
     constants: &mut Constants,
 ) -> NodeProto {
@@ -174,7 +180,7 @@ fn multiplication(
 /// Nodes that look up rows in a quantized table, in place of `node`.
 fn table_lookup(
     node: &NodeProto,
-    (shape, values): ([usize; 2], &[f32]),
+    Matrix { shape, values }: Matrix<'_>,
     constants: &mut Constants,
 ) -> [NodeProto; 4] {
     let table = rows(values, shape[1]);

@@ -4,10 +4,10 @@
 
 mod encoders;
 mod generation;
+mod generators;
 mod gliner;
 mod rules;
 mod sentence_transformers;
-mod seq2seq;
 mod shared;
 mod tokenizer;
 mod walk;

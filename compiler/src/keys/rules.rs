@@ -63,7 +63,7 @@ impl<'a> Allowed<'a> {
     }
 
     /// Passes an unsupported key that the user allowed, with a warning; refuses others.
-    pub(super) fn pass(&mut self, file: &str, (key, value): (&str, &Value), expected: &str) -> Result<()> {
+    pub(super) fn pass(&mut self, file: &str, key: &str, value: &Value, expected: &str) -> Result<()> {
         if self.keys.iter().any(|allowed| allowed == key) {
             self.warnings.push(format!(
                 "`{key}` {} in `{file}` was ignored on request: results may differ from the model authors'",
@@ -124,8 +124,8 @@ fn check_fields(
         } else if !rules.iter().any(|rules| rules.reads(key)) {
             let unused = rules.iter().flat_map(|rules| rules.unused).copied().flatten();
             let values = unused.filter(|(name, _)| name == key).map(|(_, values)| values);
-            if let Err(expected) = expect_any(fields, (key, value), values) {
-                allowed.pass(file, (key, value), &expected)?;
+            if let Err(expected) = expect_any(fields, key, value, values) {
+                allowed.pass(file, key, value, &expected)?;
             }
         }
     }
@@ -145,12 +145,13 @@ fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<
 /// what was expected.
 fn expect_any<'a>(
     fields: &Map<String, Value>,
-    key: (&str, &Value),
+    key: &str,
+    value: &Value,
     entries: impl Iterator<Item = &'a Values>,
 ) -> std::result::Result<(), String> {
     let mut expected: Option<String> = None;
     for values in entries {
-        match expect(fields, key, values) {
+        match expect(fields, key, value, values) {
             Ok(()) => return Ok(()),
             Err(other) => expected = expected.or(Some(other)),
         }
@@ -162,7 +163,8 @@ fn expect_any<'a>(
 /// Checks an unread key against one entry.
 fn expect(
     fields: &Map<String, Value>,
-    (key, value): (&str, &Value),
+    key: &str,
+    value: &Value,
     values: &Values,
 ) -> std::result::Result<(), String> {
     let (is_unused, expected) = match values {

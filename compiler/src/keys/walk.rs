@@ -9,9 +9,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    encoders, generation, gliner,
+    encoders, generation, generators, gliner,
     rules::{Allowed, Document, Rules},
-    sentence_transformers as modules, seq2seq, tokenizer,
+    sentence_transformers as modules, tokenizer,
 };
 use crate::{
     config::ConfigFile,
@@ -107,7 +107,7 @@ impl Walk<'_> {
                     true => &generation::IGNORED,
                     false => &generation::GENERATION,
                 };
-                seq2seq::rules(&model_type).map(|rules| vec![rules, of_generation])
+                generators::rules(&model_type).map(|rules| vec![rules, of_generation])
             }
         };
         // Other families are refused by name.
@@ -126,7 +126,8 @@ impl Walk<'_> {
         }
         self.allowed.pass(
             ConfigFile::NAME,
-            ("auto_map", map),
+            "auto_map",
+            map,
             &format!("`{model_type}` without code of its own"),
         )
     }
@@ -169,7 +170,7 @@ impl Walk<'_> {
         if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast"), model.model_type()) {
             let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
-            self.allowed.pass(tokenizer_config::NAME, ("tokenizer_class", &class), expected)?;
+            self.allowed.pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
         let mut rules = vec![&tokenizer::ALL, tokenizer::class(class.trim_end_matches("Fast"))];
         if kind == Kind::Seq2Seq {
@@ -234,7 +235,7 @@ impl Walk<'_> {
         let expected = "no chat template in a model of vectors without `modules.json`";
         let settings = ConfigFile::open_or_empty(transformer, tokenizer_config::NAME)?;
         if let Some(template) = settings.get::<Value>("chat_template")? {
-            self.allowed.pass(tokenizer_config::NAME, ("chat_template", &template), expected)?;
+            self.allowed.pass(tokenizer_config::NAME, "chat_template", &template, expected)?;
         }
         if transformer.join(TEMPLATE).is_file() {
             return Err(Error::model(format!("expected {expected}, but found `{TEMPLATE}`; remove it")));
@@ -263,7 +264,7 @@ impl Walk<'_> {
             None => Ok(()),
             Some(found) => {
                 let expected = format!("a `model_type` of {}", quoted(classes));
-                self.allowed.pass(SETTINGS, ("model_type", found), &expected)
+                self.allowed.pass(SETTINGS, "model_type", found, &expected)
             }
         }
     }
@@ -290,28 +291,26 @@ impl Walk<'_> {
         let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer")?;
         if lacks_head || own(Some(own_task), task).is_some() {
             let expected = format!("`transformer_task` `{task}` before these modules");
-            self.allowed.pass(&name, ("transformer_task", own_task), &expected)?;
+            self.allowed.pass(&name, "transformer_task", own_task, &expected)?;
         }
         let modality = |name: &str| fields.get("modality_config").and_then(|modalities| modalities.get(name));
         if let Some(found) = own(modality("text").and_then(|text| text.get("method_output_name")), output) {
             let expected = format!("`method_output_name` `{output}` before these modules");
-            self.allowed.pass(&name, ("method_output_name", &found), &expected)?;
+            self.allowed.pass(&name, "method_output_name", &found, &expected)?;
         }
         // With it, texts are put into the chat template, which is not run; Qwen3-Reranker's is known.
         let message = modality("message").unwrap_or(&Value::Null);
         match (task == "text-generation", message.is_null()) {
-            (true, true) => self.allowed.pass(&name, ("message", message), "`message` in `modality_config`"),
+            (true, true) => self.allowed.pass(&name, "message", message, "`message` in `modality_config`"),
             (false, false) => {
-                self.allowed.pass(&name, ("message", message), "no `message` in `modality_config`")
+                self.allowed.pass(&name, "message", message, "no `message` in `modality_config`")
             }
             // The template reads plain texts.
             _ => match message
                 .get("format")
                 .filter(|format| !["auto", "flat"].map(Value::from).contains(format))
             {
-                Some(format) => {
-                    self.allowed.pass(&name, ("format", format), "`format` `flat` of a `message`")
-                }
+                Some(format) => self.allowed.pass(&name, "format", format, "`format` `flat` of a `message`"),
                 None => Ok(()),
             },
         }

@@ -13,6 +13,16 @@ pub(crate) struct Buckets {
     pub(crate) farthest: usize,
 }
 
+/// A model's values by bucket and head.
+#[derive(Clone, Copy)]
+pub(crate) struct BucketValues<'a> {
+    /// The weight's name.
+    pub(crate) table: &'a str,
+    pub(crate) heads: usize,
+    /// Maximum number of tokens.
+    pub(crate) positions: usize,
+}
+
 impl Buckets {
     /// Bucket for a distance in one direction.
     pub(crate) fn on_side(self, steps: usize) -> usize {
@@ -31,14 +41,14 @@ impl Buckets {
         side + self.on_side(distance.unsigned_abs() as usize)
     }
 
-    /// Values added to attention scores for texts with these ids, by head; the first axis has the length 1. `table`
-    /// names the model's values by bucket, and `positions` is the maximum number of tokens.
+    /// Values added to attention scores for texts with these ids, by head; the first axis has the length 1.
     pub(crate) fn bias(
         self,
         layers: &mut Layers<'_>,
         ids: &Value,
-        (table, heads, positions): (&str, usize, usize),
+        values: BucketValues<'_>,
     ) -> Result<Value> {
+        let BucketValues { table, heads, positions } = values;
         let rows = &layers.weights.take(table, &[2 * self.side, heads])?.values;
         let farthest = positions as i64 - 1;
         let distances = || -farthest..=farthest;

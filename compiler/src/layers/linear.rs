@@ -54,7 +54,8 @@ impl Layers<'_> {
     /// A linear layer in fp32; its weight and bias names are complete.
     pub(crate) fn linear_in_fp32(
         &mut self,
-        (name, bias): (&str, Option<&str>),
+        name: &str,
+        bias: Option<&str>,
         input: &Value,
         shape: [usize; 2],
     ) -> Result<Value> {

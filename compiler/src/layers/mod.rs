@@ -8,7 +8,7 @@ mod rotary;
 
 pub(super) use self::{
     attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
-    buckets::Buckets,
+    buckets::{BucketValues, Buckets},
     linear::{Linear, Projection},
     rotary::{Rotary, Rotation, Scaling},
 };

@@ -3,8 +3,8 @@
 mod answer;
 pub(super) mod compare;
 mod inputs;
-pub(super) mod seq2seq;
 pub(super) mod served;
+pub(super) mod step_comparison;
 
 use std::{future::Future, thread};
 

@@ -114,7 +114,7 @@ impl Writer<'_> {
     ) -> Result<Stream> {
         let Seq2SeqModel { hidden, decoder, .. } = *self.model;
         let parts = [Projection::Query, Projection::Key, Projection::Value];
-        let names = self.projections((layer, Part::Own), parts);
+        let names = self.projections(layer, Part::Own, parts);
         let projected = self.linear(&names, &stream.input, [hidden, decoder.width()])?;
         let attributes = self.attention(decoder.heads);
         let graph = &mut self.layers.graph;
@@ -128,7 +128,7 @@ impl Writer<'_> {
         for (part, value) in [("key", key), ("value", value)] {
             states.push(State { name: format!("{layer}.{part}"), value, axes: axes("present") });
         }
-        let names = self.projections((layer, Part::Own), [Projection::Output]);
+        let names = self.projections(layer, Part::Own, [Projection::Output]);
         let attended = self.linear(&names, &context, [decoder.width(), hidden])?;
         self.end_part(stream, &attended)
     }
@@ -155,8 +155,7 @@ impl Writer<'_> {
     fn attend_to_source(&mut self, layer: usize, stream: &Stream, mask: &Value) -> Result<Stream> {
         let Seq2SeqModel { hidden, decoder, .. } = *self.model;
         let width = decoder.width();
-        let [query, output] =
-            self.projections((layer, Part::Source), [Projection::Query, Projection::Output]);
+        let [query, output] = self.projections(layer, Part::Source, [Projection::Query, Projection::Output]);
         let [key, value] = ["key", "value"].map(|part| {
             let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(decoder.head)];
             self.layers.graph.float_input(&format!("cross.{layer}.{part}"), axes)

@@ -130,7 +130,8 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
 pub(super) fn for_pipeline(
     settings: GenerationSettings,
     config: &ConfigFile,
-    (task, positions): (&str, usize),
+    task: &str,
+    positions: usize,
 ) -> Result<(GenerationSettings, String)> {
     const BEAMS: usize = 4;
     const NEW_TOKENS: usize = 256;

@@ -67,6 +67,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     }
     check_head(config)?;
+    check_prefix(config)?;
     let mut instructions = instructions(config)?;
     if let Some(LanguagePair { source, target }) = &plan.languages {
         instructions.retain(|pair| pair.source == *source && pair.target == *target);
@@ -86,7 +87,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         MARIAN => marian(folder, sizes),
         MBART => {
             let class: Option<String> = config.get("tokenizer_class")?;
-            mbart(folder, class.as_deref(), (rows, translates))
+            mbart(folder, class.as_deref(), rows, translates)
         }
         BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
         _ => many_to_many(folder, rows),
@@ -119,11 +120,11 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let (languages, generation, prefix) = match (translates, &instructions[..]) {
         (true, []) => (plan.languages(languages)?, generation, String::new()),
         (true, [first, ..]) => {
-            let (generation, _) = for_pipeline(generation, config, (&first.task, lengths[1]))?;
+            let (generation, _) = for_pipeline(generation, config, &first.task, lengths[1])?;
             (by_instructions(config, &instructions)?, generation, String::new())
         }
         (false, _) => {
-            let (generation, prefix) = for_pipeline(generation, config, (&task.to_string(), lengths[1]))?;
+            let (generation, prefix) = for_pipeline(generation, config, &task.to_string(), lengths[1])?;
             (Languages::None, generation, prefix)
         }
     };
@@ -165,6 +166,15 @@ fn check_head(config: &ConfigFile) -> Result<()> {
     )))
 }
 
+/// Refuses a prefix for Marian's texts. Pipelines put it before texts, but not before language tokens.
+fn check_prefix(config: &ConfigFile) -> Result<()> {
+    let prefix: Option<String> = config.get("prefix")?;
+    match prefix.filter(|prefix| config.model_type() == MARIAN && !prefix.is_empty()) {
+        Some(found) => Err(Error::model(format!("expected no `prefix` for `{MARIAN}`, but found `{found}`"))),
+        None => Ok(()),
+    }
+}
+
 /// A family's tasks, most likely first.
 fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
     match model_type {
@@ -173,5 +183,23 @@ fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
         t5::T5 | t5::MT5 if has_instructions => &[Task::TextToText, Task::Summarization, Task::Translation],
         t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],
         _ => &[Task::Translation],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn marian_has_no_prefix() {
+        let checked = |model_type: &str, prefix: Option<&str>| {
+            let fields = json!({"model_type": model_type, "prefix": prefix});
+            check_prefix(&ConfigFile::new("config.json", fields.as_object().cloned().unwrap()))
+        };
+        checked("m2m_100", Some("a")).and(checked(MARIAN, Some(""))).and(checked(MARIAN, None)).unwrap();
+        let refusal = checked(MARIAN, Some("a")).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected no `prefix` for `marian`, but found `a`");
     }
 }

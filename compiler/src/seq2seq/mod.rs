@@ -1,7 +1,6 @@
 //! Encoder-decoder models: read a text and generate another, token by token.
 
 mod decoder;
-mod encoder;
 pub(super) mod fairseq;
 pub(super) mod generation;
 mod hugging_face;
@@ -9,6 +8,7 @@ mod instructions;
 mod model;
 mod names;
 mod parts;
+mod source_graph;
 pub(super) mod t5;
 pub(super) mod tokenizer_files;
 mod tokenizer_json;
@@ -26,7 +26,7 @@ use super::{
 /// Writes `model`'s encoder and decoder from weights in memory.
 pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
     Box::new(move |precision| {
-        let encoder = encoder::write(&model, &weights, precision)?;
+        let encoder = source_graph::write(&model, &weights, precision)?;
         let decoder = decoder::write(&model, &weights, precision)?;
         // Student files have tables that only training reads.
         if !model.is_trained_in_int8 {

@@ -117,7 +117,8 @@ impl<'a> Writer<'a> {
     /// Attention projections, by their weight names.
     pub(super) fn projections<const COUNT: usize>(
         &self,
-        (layer, part): (usize, Part),
+        layer: usize,
+        part: Part,
         projections: [Projection; COUNT],
     ) -> [String; COUNT] {
         projections.map(|projection| self.model.names.projection(self.half, layer, part, projection))

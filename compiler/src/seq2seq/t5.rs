@@ -42,7 +42,7 @@ pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<
 pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, rows) = (config.require_size("d_model")?, config.require_size("vocab_size")?);
     let [heads, head] = heads(config)?;
-    let (intermediate, is_gated, activation) = feed_forward(config)?;
+    let FeedForward { width: intermediate, is_gated, activation } = feed_forward(config)?;
     let stack = |layers| Stack { layers, heads, head, intermediate };
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
@@ -83,8 +83,14 @@ pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
     Ok([config.require_size("num_heads")?, config.require_size("d_kv")?])
 }
 
-/// Feed-forward width, whether it is gated, and its activation.
-pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activation)> {
+/// The layers between two attentions.
+pub(crate) struct FeedForward {
+    pub(crate) width: usize,
+    pub(crate) is_gated: bool,
+    pub(crate) activation: Activation,
+}
+
+pub(crate) fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 { "gated-gelu" } else { "relu" });
@@ -97,7 +103,8 @@ pub(crate) fn feed_forward(config: &ConfigFile) -> Result<(usize, bool, Activati
     // `is_gated_act` and `dense_act_fn`, which repeat both, take precedence.
     let is_gated = config.get("is_gated_act")?.unwrap_or(is_gated);
     let own: Option<String> = config.get("dense_act_fn")?;
-    Ok((width, is_gated, Activation::named(own.as_deref().unwrap_or(activation))?))
+    let activation = Activation::named(own.as_deref().unwrap_or(activation))?;
+    Ok(FeedForward { width, is_gated, activation })
 }
 
 pub(crate) fn buckets(config: &ConfigFile) -> Result<Buckets> {
@@ -121,7 +128,8 @@ mod tests {
     fn feed_forward_of(fields: &Value) -> (bool, Activation) {
         let mut fields = fields.as_object().cloned().unwrap();
         fields.insert("d_ff".to_owned(), json!(64));
-        let (_, is_gated, activation) = feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
+        let FeedForward { is_gated, activation, .. } =
+            feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
         (is_gated, activation)
     }
 

@@ -3,10 +3,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::tokenizer_json::{check_pieces, is_unigram, with_template};
 use crate::{
     byte_pairs,
+    config::ConfigFile,
     files::{read_if_exists, read_json, read_json_if_exists},
     sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
 };
@@ -116,7 +118,7 @@ impl Content {
 
 /// M2M100's or NLLB's tokenizer in `folder`, for a model with `size` ids.
 pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
-    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let config = Config::open(folder)?;
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
     let (BuiltTokenizer { json: source, unknown_tokens }, tokens) =
@@ -148,12 +150,8 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
 
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
 /// `config.json`, if any. A model that does not translate reads texts in its files' language.
-pub(crate) fn mbart(
-    folder: &Path,
-    class: Option<&str>,
-    (size, translates): (usize, bool),
-) -> Result<Tokenizers> {
-    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+pub(crate) fn mbart(folder: &Path, class: Option<&str>, size: usize, translates: bool) -> Result<Tokenizers> {
+    let config = Config::open(folder)?;
     let class = config.tokenizer_class.as_deref().or(class);
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
     let (BuiltTokenizer { json: mut source, unknown_tokens }, tokens) =
@@ -202,7 +200,7 @@ fn with_tokens(
 
 /// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
 pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
-    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let config = Config::open(folder)?;
     let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
     let targets: BTreeMap<String, i64> = source
         .iter()
@@ -240,7 +238,7 @@ pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
 /// A tokenizer without languages in `folder`, for a model with `size` ids: its `tokenizer.json`, or else its
 /// SentencePiece model.
 pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
-    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let config = Config::open(folder)?;
     let BuiltTokenizer { json: source, unknown_tokens } = own_tokenizer(folder, &config, size)?;
     let max_tokens = config.max_tokens();
     Ok(Tokenizers { source, target: None, end: None, unknown_tokens, languages: None, max_tokens })
@@ -248,7 +246,7 @@ pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
 
 /// T5's `tokenizer.json` in `folder`, for a model with `size` ids.
 pub(crate) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
-    let config: Config = read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default();
+    let config = Config::open(folder)?;
     Ok(own_tokenizer(folder, &config, size)?.json)
 }
 
@@ -272,6 +270,20 @@ fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTok
 }
 
 impl Config {
+    /// Reads the file in `folder`, if any.
+    fn open(folder: &Path) -> Result<Self> {
+        let file = ConfigFile::open_or_empty(folder, CONFIG)?;
+        // `transformers` then has no such token, and keeps it in texts. Without the key, the class has one.
+        for key in ["eos_token", "pad_token", "unk_token"] {
+            if file.fields().get(key).is_some_and(Value::is_null) {
+                return Err(Error::model(format!(
+                    "expected a token in `{key}` in `{CONFIG}`, but found null"
+                )));
+            }
+        }
+        Ok(read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default())
+    }
+
     /// A vocabulary with the given ids, followed by language tokens.
     fn vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
         let last = ids.values().max().copied();
@@ -433,7 +445,7 @@ mod tests {
     #[test]
     fn translators_read_sources_with_the_tokenizer_s_end() {
         assert_eq!(many_to_many(&fixture("tiny-m2m100"), 0).unwrap().end, Some(2));
-        assert_eq!(mbart(&fixture("tiny-mbart"), None, (0, true)).unwrap().end, Some(2));
+        assert_eq!(mbart(&fixture("tiny-mbart"), None, 0, true).unwrap().end, Some(2));
         assert_eq!(marian(&fixture("tiny-marian"), [0, 0]).unwrap().end, Some(0));
         let other = tempfile::tempdir().unwrap();
         for file in ["vocab.json", "source.spm"] {
@@ -458,6 +470,14 @@ mod tests {
     }
 
     #[test]
+    fn tokens_that_texts_need_are_not_null() {
+        let from = r#""pad_token": "<pad>""#;
+        let folder = changed("tiny-mt5", CONFIG, from, r#""pad_token": null"#);
+        let refusal = monolingual(folder.path(), 0).err().unwrap();
+        insta::assert_snapshot!(refusal, @"expected a token in `pad_token` in `tokenizer_config.json`, but found null");
+    }
+
+    #[test]
     fn sentencepiece_models_have_the_parts_of_a_conversion() {
         let pre_tokenizer = ("tokenizer.json", "\"Metaspace\"", "\"ByteLevel\"");
         let folder = changed("tiny-sentence-t5", pre_tokenizer.0, pre_tokenizer.1, pre_tokenizer.2);
@@ -473,7 +493,7 @@ mod tests {
     #[test]
     fn listed_tokens_are_no_pieces_with_another_id() {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
-        let refusal = mbart(folder.path(), None, (0, true)).err().unwrap().to_string();
+        let refusal = mbart(folder.path(), None, 0, true).err().unwrap().to_string();
         assert!(refusal.starts_with("expected the token `a` with the id "), "{refusal}");
     }
 }

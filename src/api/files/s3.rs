@@ -27,7 +27,7 @@ impl S3Storage {
 
     /// Uploads contents that begin with `first`, which has a part's size.
     fn upload(&self, url: &Url, first: Vec<u8>, contents: &mut dyn Read) -> Result<u64> {
-        let upload = self.store.begin(url, ("kivu-files", "1"))?;
+        let upload = self.store.begin(url, "kivu-files", "1")?;
         let sent = (|| {
             let (mut parts, mut size, mut part) = (Vec::new(), 0, first);
             while !part.is_empty() {

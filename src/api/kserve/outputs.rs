@@ -5,14 +5,11 @@ use crate::{
     api::request::Context,
     backend::Deadline,
     error::{Error, Result},
-    pipeline::{
-        Input,
-        seq2seq::{Seq2SeqOptions, Seq2SeqPipeline},
-        token_classification::TokenClassificationPipeline,
-    },
+    pipeline::{Input, token_classification::TokenClassificationPipeline},
     task::{
         classification::Scores,
         entities::{EntityFinder, TokenClassificationParameters},
+        text_to_text::TextGenerator,
     },
     tensor::Elements,
 };
@@ -34,7 +31,7 @@ pub(super) async fn logits(
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0).min(pipeline.settings().max_tokens);
     let numbers = rows.len().saturating_mul(longest).saturating_mul(labels);
     check_padded(numbers, context.app.limits.values)?;
-    let truncation = context.scope().truncation(parameters.truncate, parameters.truncation_direction);
+    let truncation = parameters.truncation.truncation(&context.scope());
     let inputs = rows.into_iter().map(Input::Ids).collect();
     let logits = pipeline.logits(inputs, truncation, context.deadline).await?;
     let (longest, elements) = padded(&logits.rows, 0.0);
@@ -56,12 +53,11 @@ pub(super) async fn entities(
 
 /// Generates from token ids: one row for each target, padded to the longest.
 pub(super) async fn generated_ids(
-    context: &Context,
-    pipeline: &Seq2SeqPipeline,
+    generator: &TextGenerator,
     rows: Vec<Vec<u32>>,
-    options: &Seq2SeqOptions,
+    deadline: Deadline,
 ) -> Result<Output> {
-    let generated = pipeline.generate_ids(rows, options, context.deadline).await?;
+    let generated = generator.run_ids(rows, deadline).await?;
     let rows = generated.rows.concat();
     let (longest, elements) = padded(&rows, generated.pad);
     let shape = vec![rows.len(), longest];
@@ -70,12 +66,11 @@ pub(super) async fn generated_ids(
 
 /// Generates from texts: one row per text, with the requested number of results.
 pub(super) async fn generated_texts(
-    context: &Context,
-    pipeline: &Seq2SeqPipeline,
+    generator: &TextGenerator,
     texts: Vec<String>,
-    options: &Seq2SeqOptions,
+    deadline: Deadline,
 ) -> Result<Output> {
-    let generated = pipeline.generate(texts, options, context.deadline).await?;
+    let generated = generator.run(texts, deadline).await?;
     let shape = vec![generated.texts.len(), generated.texts.first().map_or(0, Vec::len)];
     let texts = generated.texts.into_iter().flatten().map(|generated| generated.text.into_bytes());
     Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: generated.usage.location })

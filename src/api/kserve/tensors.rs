@@ -163,7 +163,8 @@ pub(super) async fn run<'a>(
     let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let inputs = rows()?.into_inputs();
-            return vectors::run(context, pipeline, &outputs, (inputs, request.task_parameters()?)).await;
+            let embedder = vectors::prepare(pipeline, &outputs, request.task_parameters()?, &scope)?;
+            return vectors::run(context, &embedder, &outputs, inputs).await;
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows()?.into_inputs();
@@ -195,18 +196,18 @@ pub(super) async fn run<'a>(
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &interface.names.query)?)?;
             let texts = texts(context, request, &interface.names.text)?;
-            let parameters: RankingParameters = request.task_parameters()?;
-            let (scores, usage) = parameters.prepare(pipeline, &scope).run(query, texts, deadline).await?;
+            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope);
+            let (scores, usage) = ranker.run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
             Output { shape, elements: Elements::Fp32(scores), location: usage.location }
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             let generate_parameters = Some(request.generation_options()?);
             let parameters = TextToTextParameters { generate_parameters, ..request.task_parameters()? };
-            let options = parameters.options(&scope);
+            let generator = parameters.prepare(pipeline, &scope);
             match rows()? {
-                Rows::Tokens(rows) => outputs::generated_ids(context, pipeline, rows, &options).await?,
-                Rows::Texts(texts) => outputs::generated_texts(context, pipeline, texts, &options).await?,
+                Rows::Tokens(rows) => outputs::generated_ids(&generator, rows, deadline).await?,
+                Rows::Texts(texts) => outputs::generated_texts(&generator, texts, deadline).await?,
             }
         }
     };

@@ -11,7 +11,10 @@ use crate::{
         Input,
         embedding::{EmbeddingPipeline, EmbeddingSettings, Embeddings, VectorKind},
     },
-    task::embedding::EmbeddingParameters,
+    task::{
+        Scope,
+        embedding::{Embedder, EmbeddingParameters},
+    },
     tensor::Elements,
 };
 
@@ -61,21 +64,29 @@ pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) 
     outputs.iter().copied().filter(|name| Some(kind(name)) == first).collect()
 }
 
+/// A model with a request's parameters, for outputs with these names.
+pub(super) fn prepare(
+    pipeline: &EmbeddingPipeline,
+    names: &[&str],
+    parameters: EmbeddingParameters,
+    scope: &Scope,
+) -> Result<Embedder> {
+    let kinds = Some(names.iter().map(|name| kind(name)).collect());
+    EmbeddingParameters { outputs: kinds, output_dtype: None, ..parameters }.prepare(pipeline, scope)
+}
+
 /// Runs a model once, and returns its outputs with these names.
 pub(super) async fn run<'a>(
     context: &Context,
-    pipeline: &EmbeddingPipeline,
+    embedder: &Embedder,
     names: &[&'a str],
-    (inputs, parameters): (Vec<Input>, EmbeddingParameters),
+    inputs: Vec<Input>,
 ) -> Result<Vec<(&'a str, Output)>> {
-    let kinds = Some(names.iter().map(|name| kind(name)).collect());
-    let parameters = EmbeddingParameters { outputs: kinds, output_dtype: None, ..parameters };
-    let embedder = parameters.prepare(pipeline, &context.scope())?;
     let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let count = vectors.len();
     let sparse = || vectors.iter().filter_map(|text| text.sparse.as_ref()).map(|sparse| &sparse.0);
     let multi = || vectors.iter().filter_map(|text| text.multi_vector.as_ref());
-    let width = pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
+    let width = embedder.pipeline.settings().multi_vector.as_ref().map_or(0, |multi| multi.dimensions);
     let numbers = |name: &&str| match *name {
         INDICES | VALUES => count * sparse().map(Vec::len).max().unwrap_or(0),
         MULTI_VECTORS => count * multi().map(Vec::len).max().unwrap_or(0) * width,

@@ -1,6 +1,6 @@
 //! Ollama's `/api/pull`: fetches a model, with its progress as lines of JSON.
 
-use std::{fmt, path::PathBuf, sync::Arc, thread};
+use std::{path::PathBuf, sync::Arc, thread};
 
 use axum::{
     Json,
@@ -15,35 +15,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     api::{
-        app::{App, caller_may_use},
+        app::{App, caller_may_use, unknown},
+        fetch::FetchProgress,
         rejection::{Rejection, Reply},
         request::{Call, Context},
     },
     backend::Deadline,
-    error::{Error, Result},
+    error::Error,
 };
-
-/// Fetches models that are not served yet.
-pub trait FetchModel: fmt::Debug + Send + Sync {
-    /// Fetches or builds the model with this name, and returns its bundle's path.
-    fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf>;
-}
-
-/// The progress of a fetch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FetchProgress {
-    /// A stage begins.
-    Stage(String),
-    /// A part of a download is done.
-    Bytes {
-        /// What is downloaded.
-        name: String,
-        /// Its size in bytes.
-        total: u64,
-        /// Downloaded bytes.
-        completed: u64,
-    },
-}
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
@@ -136,7 +115,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     };
     // A caller with a list of models may fetch those.
     if !caller_may_use(&name) {
-        return Err(crate::api::app::unknown(&name, &app.models()).into());
+        return Err(unknown(&name, &app.models()).into());
     }
     let overloaded = |_| Rejection::from(Error::Overloaded { limit: 1, unit: "pulls" });
     let permit = Arc::clone(&app.pulls).try_acquire_owned().map_err(overloaded)?;

@@ -427,7 +427,7 @@ const python = (value) => {
 const isLocked = () => Boolean($("key").value);
 
 function hub(texts, call) {
-  const key = isLocked() ? ', token=os.environ["KIVU_KEY"]' : "";
+  const key = isLocked() ? ', token=os.environ["API_KEY"]' : "";
   return [
     [
       "Python, huggingface_hub",
@@ -440,7 +440,7 @@ function hub(texts, call) {
 
 function embeddingClients({ texts }) {
   const [first, ...others] = texts.length ? texts : [""];
-  const key = isLocked() ? 'os.environ["KIVU_KEY"]' : '"none"';
+  const key = isLocked() ? 'os.environ["API_KEY"]' : '"none"';
   const os = isLocked() ? "import os\n" : "";
   const openai =
     `${os}from openai import OpenAI\n\nclient = OpenAI(base_url=${python(address("v1"))}, api_key=${key})\n` +
@@ -449,7 +449,7 @@ function embeddingClients({ texts }) {
   const call = others.length
     ? `sentence_similarity(${python(first)}, other_sentences=${python(others)})`
     : `feature_extraction(${python(first)})`;
-  const token = isLocked() ? ', token=os.environ["KIVU_KEY"]' : "";
+  const token = isLocked() ? ', token=os.environ["API_KEY"]' : "";
   const client =
     `${os}from huggingface_hub import InferenceClient\n\n` +
     `client = InferenceClient(${python(address(`models/${encodeURIComponent(state.model.name)}`))}${token})\nprint(client.${call})`;
@@ -462,7 +462,7 @@ function embeddingClients({ texts }) {
 }
 
 function rankingClients({ query, texts }) {
-  const key = isLocked() ? 'os.environ["KIVU_KEY"]' : '"none"';
+  const key = isLocked() ? 'os.environ["API_KEY"]' : '"none"';
   const code =
     `${isLocked() ? "import os\n" : ""}import cohere\n\nclient = cohere.ClientV2(base_url=${python(base.replace(/\/$/, ""))}, api_key=${key})\n` +
     `answer = client.rerank(model=${python(state.model.name)}, query=${python(query)}, documents=${python(texts)})\n` +
@@ -475,9 +475,9 @@ function snippets() {
   const body = task().body(input);
   const url = address(path());
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
-  const key = isLocked() ? ` \\\n  -H "authorization: Bearer $KIVU_KEY"` : "";
+  const key = isLocked() ? ` \\\n  -H "authorization: Bearer $API_KEY"` : "";
   const curl = `curl ${url} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
-  const header = isLocked() ? ", authorization: `Bearer ${process.env.KIVU_KEY}`" : "";
+  const header = isLocked() ? ", authorization: `Bearer ${process.env.API_KEY}`" : "";
   const javascript =
     `const response = await fetch(${JSON.stringify(url)}, {\n  method: "POST",\n` +
     `  headers: { "content-type": "application/json"${header} },\n  body: JSON.stringify(${JSON.stringify(body, null, 2).replaceAll("\n", "\n  ")}),\n` +

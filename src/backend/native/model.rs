@@ -218,13 +218,14 @@ impl NativeModel {
         let rows = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
         let rows: Vec<TextOutputs> = outputs.take(rows).collect();
         let values = self.program.outputs.iter().enumerate();
-        values.map(|(place, value)| self.output(inputs, (place, *value), &rows)).collect()
+        values.map(|(place, value)| self.output(inputs, place, *value, &rows)).collect()
     }
 
     fn output(
         &self,
         inputs: &[Tensor],
-        (place, value): (usize, ValueId),
+        place: usize,
+        value: ValueId,
         outputs: &[TextOutputs],
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();

@@ -4,6 +4,7 @@ mod chunk;
 mod column;
 mod csv;
 mod csv_header;
+mod fields;
 mod json_fields;
 mod json_lines;
 mod lines;
@@ -14,11 +15,13 @@ mod request_lines;
 #[cfg(test)]
 pub(super) mod tests;
 
-#[cfg(test)]
-pub(super) use self::chunk::CHUNK_ROWS;
 pub(super) use self::{
-    chunk::{Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows, reading},
+    chunk::{
+        CHUNK_ROWS, Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows,
+        reading,
+    },
     csv::{CsvReader, CsvWriter},
+    fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     request_lines::{RequestReader, RequestWriter},
 };

@@ -221,7 +221,7 @@ fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
     )))
 }
 
-fn holds_text(found: &DataType) -> bool {
+pub(super) fn holds_text(found: &DataType) -> bool {
     match found {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
         DataType::Dictionary(_, values) => holds_text(values),
@@ -230,7 +230,7 @@ fn holds_text(found: &DataType) -> bool {
 }
 
 /// A column's texts; `None` for a row without one.
-fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
+pub(super) fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
     if let Some(texts) = column.as_string_opt::<i32>() {
         return Box::new(texts.iter());
     }

@@ -11,16 +11,19 @@ use std::{
 };
 
 use super::{
-    Entry, Model, RETRY_INTERVAL, Shared, Slot,
     budget::{Budget, Reserved},
-    entry::{Failure, Resident},
+    entry::{Entry, Failure, RETRY_INTERVAL, Resident, Slot},
+    shared::Shared,
 };
 use crate::{
     backend::Engine,
     config::{Config, resident_memory},
     error::{Error, Result},
-    model::load::engine,
-    repository::{Bundle, bundle::Home},
+    model::{Model, load::engine},
+    repository::{
+        Bundle,
+        bundle::{Home, MANIFEST},
+    },
     telemetry,
 };
 
@@ -133,12 +136,15 @@ impl Loader {
         }
     }
 
-    /// Opens a model; `None` if its bundle was replaced.
+    /// Opens a model; `None` if its bundle was replaced or removed.
     fn open(&self, entry: &Arc<Entry>) -> Result<Option<Resident>> {
         let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
         let mut memory = self.reserve(entry)?;
         if let Home::Folder(folder) = listed.bundle.home() {
-            // Bundles in folders are replaced in place.
+            // Bundles in folders are replaced in place, or removed.
+            if !folder.join(MANIFEST).exists() {
+                return Ok(None);
+            }
             let bundle = Bundle::open(folder)?;
             if bundle.digest() != entry.digest {
                 return Ok(None);

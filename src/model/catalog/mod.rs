@@ -7,19 +7,12 @@ mod budget;
 mod entry;
 mod loads;
 mod refresh;
+mod shared;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 pub use self::entry::{Entry, ModelLease, ModelState};
-use self::{
-    entry::{RETRY_INTERVAL, Slot},
-    loads::Loads,
-    refresh::Refresh,
-};
+use self::{loads::Loads, refresh::Refresh, shared::Shared};
 use super::Model;
 use crate::{
     backend::{Deadline, MappedFiles, native},
@@ -33,12 +26,6 @@ pub struct Catalog {
     shared: Arc<Shared>,
     /// `None` if all models stay loaded.
     demand: Option<Demand>,
-}
-
-/// The entries, in configuration order.
-#[derive(Debug)]
-struct Shared {
-    entries: RwLock<Arc<[Arc<Entry>]>>,
 }
 
 /// The threads that load models on demand.
@@ -61,12 +48,12 @@ impl Catalog {
     /// Models that stay loaded.
     pub fn of_models(models: Vec<Model>) -> Self {
         let entries = models.into_iter().map(|model| Arc::new(Entry::of_model(model)));
-        Self { shared: Arc::new(Shared { entries: RwLock::new(entries.collect()) }), demand: None }
+        Self { shared: Arc::new(Shared::new(entries.collect())), demand: None }
     }
 
     fn on_demand(config: &Config) -> Result<Self> {
         native::use_instructions(config.instructions)?;
-        let shared = Arc::new(Shared { entries: RwLock::new(Arc::new([])) });
+        let shared = Arc::new(Shared::new(Arc::new([])));
         let refresh = Refresh::start(config, Arc::clone(&shared))?;
         let loads = Loads::start(config, Arc::clone(&shared))?;
         Ok(Self { shared, demand: Some(Demand { loads, refresh }) })
@@ -155,6 +142,7 @@ impl Catalog {
         let Some(demand) = &self.demand else { return Ok(entry.lease(None)) };
         let mut entry = Arc::clone(entry);
         loop {
+            let mut is_replaced = false;
             let awaited = Arc::clone(&entry);
             let changed = awaited.changed.notified();
             tokio::pin!(changed);
@@ -164,7 +152,10 @@ impl Catalog {
             }
             match demand.loads.request(&entry) {
                 Ok(true) => changed.await,
-                Ok(false) => demand.refresh.run_now().await,
+                Ok(false) => {
+                    demand.refresh.run_now().await;
+                    is_replaced = true;
+                }
                 Err(error) => {
                     // It may have been replaced or removed.
                     demand.refresh.request_soon();
@@ -173,32 +164,15 @@ impl Catalog {
             }
             // The bundle may have been replaced or removed.
             match self.entries().iter().find(|now| now.name == entry.name) {
+                Some(now) if is_replaced && Arc::ptr_eq(now, &entry) => {
+                    return Err(Error::unavailable(format!(
+                        "`{}` was replaced, and its new bundle cannot be read; the server's log has the cause",
+                        entry.name
+                    )));
+                }
                 Some(now) => entry = Arc::clone(now),
                 None => return Ok(None),
             }
         }
-    }
-}
-
-impl Shared {
-    fn entries(&self) -> Arc<[Arc<Entry>]> {
-        Arc::clone(&self.entries.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces all entries, and wakes requests that wait for one that is gone.
-    fn replace(&self, entries: Arc<[Arc<Entry>]>) {
-        let old = {
-            let mut current = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *current, Arc::clone(&entries))
-        };
-        let is_gone = |entry: &&Arc<Entry>| !entries.iter().any(|now| Arc::ptr_eq(now, entry));
-        for entry in old.iter().filter(is_gone) {
-            entry.unload();
-            entry.changed.notify_waiters();
-        }
-    }
-
-    fn has(&self, entry: &Arc<Entry>) -> bool {
-        self.entries().iter().any(|now| Arc::ptr_eq(now, entry))
     }
 }

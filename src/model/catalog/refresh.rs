@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{Entry, Shared};
+use super::{entry::Entry, shared::Shared};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -186,7 +186,7 @@ impl Refresher {
         let is_unchanged = known.len() == entries.len()
             && known.iter().zip(entries.iter()).all(|(old, new)| Arc::ptr_eq(old, new));
         if !is_unchanged {
-            self.shared.replace(entries);
+            self.shared.replace(&entries);
         }
     }
 }

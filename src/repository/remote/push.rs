@@ -228,7 +228,7 @@ impl Note {
         {
             return Ok(Self { path, upload, parts: Mutex::new(parts) });
         }
-        let upload = store.begin(target, (BLAKE3, &file.blake3))?;
+        let upload = store.begin(target, BLAKE3, &file.blake3)?;
         Ok(Self { path, upload, parts: Mutex::default() })
     }
 

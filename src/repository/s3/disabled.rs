@@ -61,7 +61,7 @@ impl Store {
         unsupported()
     }
 
-    pub fn begin(&self, _: &Url, _: (&str, &str)) -> Result<Multipart> {
+    pub fn begin(&self, _: &Url, _: &str, _: &str) -> Result<Multipart> {
         unsupported()
     }
 

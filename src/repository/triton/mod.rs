@@ -1,7 +1,7 @@
 //! Exports bundles to Triton's model repository.
 
 mod config;
-mod seq2seq;
+mod generation_program;
 
 use std::{fmt::Write, path::Path};
 
@@ -29,7 +29,7 @@ const WARM_UP: [usize; 2] = [16, 128];
 pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Vec<String>> {
     let manifest = bundle.manifest();
     if let Some(settings) = &manifest.seq2seq {
-        return seq2seq::write(bundle, settings, repository, options);
+        return generation_program::write(bundle, settings, repository, options);
     }
     let is_python = options.backend == Some(Runner::Python);
     if options.tensorrt && is_python {

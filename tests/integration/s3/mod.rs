@@ -79,6 +79,11 @@ fn jobs_survive_failures() {
 }
 
 #[test]
+fn vectors_go_to_databases_and_indexes() {
+    run("test_sinks.py");
+}
+
+#[test]
 fn rows_of_warehouses_and_streams_are_answered() {
     run("test_rows.py");
 }

@@ -8,7 +8,7 @@ use crate::{
         Positions, Span,
     },
     layers::{Activation, NormKind},
-    seq2seq::t5::{EPSILON, buckets, feed_forward, heads, lengths},
+    seq2seq::t5::{self, EPSILON, buckets, feed_forward, heads, lengths},
 };
 use kivu::error::Result;
 
@@ -37,7 +37,7 @@ const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.Dense
 
 /// Reads a `config.json`; a decoder, if the files have one, is not used.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let (inner, is_gated, activation) = feed_forward(config)?;
+    let t5::FeedForward { width: inner, is_gated, activation } = feed_forward(config)?;
     let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {

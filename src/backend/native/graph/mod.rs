@@ -147,13 +147,13 @@ impl<'a> Reader<'a> {
                 let index = self.index(input(2))?;
                 let (rows, width) = self.shape(input(0))?;
                 let table = Table::Int8(self.array(input(0), rows * width)?, self.array(input(1), rows)?);
-                self.lookup(table, (rows, width), index)?
+                self.lookup(table, rows, width, index)?
             }
             ("", "Gather") => {
                 let index = self.index(input(1))?;
                 let (rows, width) = self.shape(input(0))?;
                 let table = Table::Fp32(self.array(input(0), rows * width)?);
-                self.lookup(table, (rows, width), index)?
+                self.lookup(table, rows, width, index)?
             }
             (FUNCTIONS, "Positions" | "PositionsAfterPadding") => {
                 let (rows, width) = self.shape(input(0))?;
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
                     let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
                     self.padding = Some(padding.ok_or_else(no_padding)?);
                 }
-                self.lookup(table, (rows, width), Index::Position)?
+                self.lookup(table, rows, width, Index::Position)?
             }
             (FUNCTIONS, "FirstToken") => self.pool(Pooling::First, input(0))?,
             (FUNCTIONS, name @ ("FirstOfTokens" | "LastOfTokens" | "MeanOfTokens")) => {

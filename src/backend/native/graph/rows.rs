@@ -18,7 +18,8 @@ impl<'a> Reader<'a> {
     pub(super) fn lookup(
         &mut self,
         table: Table,
-        (rows, width): (usize, usize),
+        rows: usize,
+        width: usize,
         index: Index,
     ) -> Result<Meaning<'a>> {
         self.check_width(width)?;

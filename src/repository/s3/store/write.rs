@@ -69,7 +69,7 @@ impl Store {
     }
 
     /// Begins a multipart upload for an object with one metadata entry.
-    pub fn begin(&self, url: &Url, (name, value): (&str, &str)) -> Result<Multipart> {
+    pub fn begin(&self, url: &Url, name: &str, value: &str) -> Result<Multipart> {
         let connection = self.connection()?;
         let request = connection.client.create_multipart_upload().bucket(&url.bucket).key(&url.key);
         let request = request.metadata(name, value);

@@ -50,11 +50,16 @@ const UNKNOWN: u32 = 1;
 /// Timeout per text.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Translates sample texts with the graphs in two folders, fp32 and quantized, with the given sizes in bytes. The
-/// second folder is the bundle's, with its tokenizers and its shortlist.
+/// Written graphs: fp32 and quantized. The second folder is the bundle's, with its tokenizers and its shortlist.
+pub(crate) struct Forms<'a> {
+    pub(crate) folders: [&'a Path; 2],
+    pub(crate) bytes: [u64; 2],
+}
+
+/// Translates sample texts with both forms.
 pub(crate) fn measure(
     runtime: Runtime,
-    (folders, bytes): ([&Path; 2], [u64; 2]),
+    Forms { folders, bytes }: Forms<'_>,
     settings: &Seq2SeqSettings,
     progress: &dyn Progress,
 ) -> Result<(Quality, Comparison)> {

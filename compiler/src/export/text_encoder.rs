@@ -10,14 +10,14 @@ use crate::{
     sentence_transformers::embedding_settings,
     seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{check_unknown_token, within_vocabulary},
+    token_rows::{other_unknown_token, within_vocabulary},
     tokenizer_config::read_tokenizer,
 };
 use kivu::{
     backend::Engine,
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
-    pipeline::embedding::EmbeddingSettings,
+    pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
     repository::bundle::sha256_of,
 };
 
@@ -53,8 +53,9 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     };
     let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
         Some(head) => {
-            check_unknown_token(&plan.folder, &tokenizer)?;
-            EncoderSettings::TokenClassification(token_settings(&plan.folder, &head, &facts)?)
+            let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
+            let settings = token_settings(&plan.folder, &head, &facts)?;
+            EncoderSettings::TokenClassification(TokenClassificationSettings { unknown_token, ..settings })
         }
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
     };

@@ -7,6 +7,7 @@ use super::{
     parts::Writer,
 };
 use crate::{
+    layers::BucketValues,
     onnx::{ModelProto, Value, any, data_type, fixed, integers},
     weights::Weights,
 };
@@ -27,8 +28,9 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
     let embedded = writer.embed(&model.tables.source, &ids, positions.as_ref())?;
     let bias = match model.positions {
         Positions::Distances(distances) => {
-            let shape = (&*Names::distances(Half::Encoder), model.encoder.heads, distances.lengths[0]);
-            distances.buckets.bias(&mut writer.layers, &ids, shape)?
+            let table = &*Names::distances(Half::Encoder);
+            let (heads, positions) = (model.encoder.heads, distances.lengths[0]);
+            distances.buckets.bias(&mut writer.layers, &ids, BucketValues { table, heads, positions })?
         }
         Positions::Sinusoidal(_) | Positions::Learned { .. } => Value::none(),
     };
@@ -49,11 +51,11 @@ impl Writer<'_> {
         let mut stream = self.begin(embedded, encoder.layers, &[Part::Own, Part::FeedForward])?;
         for layer in 0..encoder.layers {
             let names =
-                self.projections((layer, Part::Own), [Projection::Query, Projection::Key, Projection::Value]);
+                self.projections(layer, Part::Own, [Projection::Query, Projection::Key, Projection::Value]);
             let projected = self.project(&names, &stream.input, width)?;
             let [query, key, value] = self.layers.graph.split(&projected);
             let context = self.attend([&query, &key, &value], mask, bias, encoder.heads);
-            let names = self.projections((layer, Part::Own), [Projection::Output]);
+            let names = self.projections(layer, Part::Own, [Projection::Output]);
             let attended = self.linear_by_token(&names, &context, [width, hidden])?;
             stream = self.end_part(&stream, &attended)?;
             stream = self.feed_forward(layer, &stream, encoder.intermediate)?;
