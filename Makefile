@@ -25,6 +25,7 @@ PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
 UV := .kivu/uv/bin/uv
 WEB := .kivu/web/bin/python
+TELEMETRY := .kivu/telemetry/bin/python
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -41,6 +42,7 @@ PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
 WEB_TOOLS := .kivu/web/installed
+TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 SITE := .kivu/site
@@ -115,7 +117,7 @@ TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-  TEST_WEB=$(abspath $(WEB)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
+  TEST_WEB=$(abspath $(WEB)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
@@ -437,7 +439,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS) $(WEB_TOOLS)
+  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(TELEMETRY_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -449,6 +451,7 @@ $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
 $(WEB_TOOLS): tests/web_function/requirements.txt
+$(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 $(SITE_TOOLS): packaging/site/requirements.txt

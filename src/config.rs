@@ -11,12 +11,13 @@ mod hub;
 mod limits;
 mod memory;
 mod models;
+mod otlp;
 mod s3;
 
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    num::NonZeroUsize,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     thread,
 };
@@ -34,6 +35,7 @@ pub use self::{
     limits::{Limits, MAX_TEXTS},
     memory::{memory_of, resident as resident_memory},
     models::{FleetConfig, ModelConfig, Policy},
+    otlp::{OtlpConfig, OtlpReceiver, SpanQueue},
     s3::S3Config,
 };
 use crate::error::{Error, Result};
@@ -78,6 +80,8 @@ pub struct Config {
     pub threads: Option<NonZeroUsize>,
     /// Log format on standard error.
     pub log: LogFormat,
+    /// Requests that take longer are logged with the durations of their stages, in milliseconds.
+    pub slow_request_ms: Option<NonZeroU64>,
     /// Path prefix for all routes, such as `/large`.
     pub prefix: Option<String>,
     /// Request authentication.
@@ -124,6 +128,7 @@ impl Default for Config {
             instructions: None,
             threads: None,
             log: LogFormat::default(),
+            slow_request_ms: None,
             prefix: None,
             auth: AuthConfig::default(),
             page: true,

@@ -1,6 +1,7 @@
 //! Models: bundles, opened as pipelines for their tasks.
 
 mod catalog;
+pub mod gauges;
 mod listing;
 mod load;
 mod memory;

@@ -23,10 +23,10 @@ use super::{
 use kivu::{
     api::{App, BatchRunner, BindScope, Files, Guard, below, router},
     backend::MappedFiles,
-    config::{Config, Load, parse_address, parse_bytes},
+    config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
-    model::Catalog,
-    telemetry::Prometheus,
+    model::{Catalog, gauges},
+    telemetry::{Otlp, Prometheus},
 };
 use kivu_compiler::{abandon, named::Options};
 
@@ -35,6 +35,9 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// Interval for checking mapped files for changes.
 const FILE_CHECK: Duration = Duration::from_millis(500);
+
+/// Time limit for sending the last traces and metrics.
+const OTLP_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -117,7 +120,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         source,
     })?;
     let address = listener.local_addr().map_err(Error::io("cannot read the listener's address"))?;
-    let prometheus = Prometheus::install()?;
+    let otlp = OtlpConfig::new(&Config::variables())?;
+    let otlp = otlp.map(|config| Otlp::start(&config, "kivu")).transpose()?;
+    let prometheus = Prometheus::install(otlp.as_ref())?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
     let fetcher = Fetcher { config: config.clone(), options: options.clone() };
@@ -140,6 +145,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let requires_key = guard.requires_key();
     let _ = announce(&url, &catalog, config.page, requires_key);
     let files = catalog.mapped_files();
+    if let Some(otlp) = &otlp {
+        gauges::export(&catalog, otlp);
+    }
     let stop = async {
         tokio::select! {
             _ = signals.next() => Ok(()),
@@ -150,7 +158,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
             ))),
         }
     };
-    let timeout = config.limits.timeout();
+    let (timeout, slow_request_ms) = (config.limits.timeout(), config.slow_request_ms);
     let files = Files::open(&config)?;
     let runner = files.clone().map(|files| {
         let app = App::of_catalog(Arc::clone(&catalog), config.limits.clone());
@@ -158,7 +166,8 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     });
     let runner = runner.transpose()?;
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
-    let mut app = app.with_guard(guard).with_metrics(prometheus).with_files(files);
+    let mut app =
+        app.with_guard(guard).with_metrics(prometheus).with_files(files).with_slow_log(slow_request_ms);
     // Anybody could fill the disk of an open server.
     let has_known_callers = address.ip().is_loopback() || requires_key;
     if has_known_callers && !fetcher.config.hub.offline {
@@ -167,6 +176,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let router = router(app.with_page(config.page));
     let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
     runner.into_iter().for_each(BatchRunner::stop);
+    if let Some(otlp) = otlp {
+        otlp.stop(OTLP_STOP_TIMEOUT).await;
+    }
     served?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! The Lambda function behind API Gateway or a load balancer, with the same router as `kivu serve`.
 
+mod flush;
 mod load_balancer;
-
 mod streaming;
 
 use std::{
@@ -17,9 +17,9 @@ use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     api::{App, BindScope, Files, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
-    config::{Config, LogFormat},
-    model::Catalog,
-    telemetry::{self, Embedded, start_log},
+    config::{Config, LogFormat, OtlpConfig},
+    model::{Catalog, gauges},
+    telemetry::{self, Embedded, Otlp, start_log},
 };
 use lambda_http::{
     Adapter, Body, Error, IntoResponse, LambdaEvent, Request, RequestExt, Response,
@@ -33,7 +33,7 @@ use lambda_runtime_api_client::PooledClient;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-use crate::streaming::StreamLayer;
+use crate::{flush::FlushLayer, streaming::StreamLayer};
 
 /// Time reserved for sending a response before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -53,12 +53,12 @@ async fn main() -> Result<(), Error> {
     let started = Instant::now();
     start_log(LogFormat::Json);
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
-    let metrics = Embedded::install(&name)?;
-    let config = Config::load(None, &Config::variables()).and_then(|config| Ok((config, is_streaming()?)));
-    let (config, is_streaming) =
-        config.inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    let prefix = config.prefix.clone();
-    let router = Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), started)));
+    let configured =
+        configure(&name).inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let Configured { config, is_streaming, otlp, metrics } = configured;
+    let (prefix, exporter) = (config.prefix.clone(), otlp.clone());
+    let router =
+        Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), exporter.clone(), started)));
     router.prepare(start_timeout()).await?;
     let (buffered, buffered_metrics) = (Arc::clone(&router), metrics.clone());
     let handler = Adapter::from(service_fn(move |request| {
@@ -68,14 +68,30 @@ async fn main() -> Result<(), Error> {
         let LambdaEvent { payload: Event(request), context, .. } = event;
         LambdaEvent::new(request, context)
     });
-    let runtime = Runtime::new(handler);
+    let (runtime, flush) = (Runtime::new(handler), FlushLayer(otlp));
     // Concurrent requests occur on Lambda Managed Instances only.
     if !is_streaming {
-        return runtime.layer(TracingLayer::new()).run_concurrent().await;
+        return runtime.layer(flush).layer(TracingLayer::new()).run_concurrent().await;
     }
     let handler = move |invocation: &LambdaInvocation| stream(&router, &metrics, invocation);
     let layer = StreamLayer { handler, runtime_api: Arc::new(PooledClient::builder().build()) };
-    runtime.layer(layer).layer(TracingLayer::new()).run_concurrent().await
+    runtime.layer(layer).layer(flush).layer(TracingLayer::new()).run_concurrent().await
+}
+
+/// What is known before the models are loaded.
+struct Configured {
+    config: Config,
+    is_streaming: bool,
+    otlp: Option<Otlp>,
+    metrics: Embedded,
+}
+
+fn configure(name: &str) -> kivu::Result<Configured> {
+    let variables = Config::variables();
+    let (config, is_streaming) = (Config::load(None, &variables)?, is_streaming()?);
+    let otlp = OtlpConfig::new(&variables)?.map(|config| Otlp::start(&config, name)).transpose()?;
+    let metrics = Embedded::install(name, otlp.as_ref())?;
+    Ok(Configured { config, is_streaming, otlp, metrics })
 }
 
 /// Whether responses are streamed, which a function URL and a REST API in streaming mode understand.
@@ -145,21 +161,22 @@ fn http_request(invocation: &LambdaInvocation) -> Option<Request> {
     Some(request.with_lambda_context(invocation.context.clone()))
 }
 
-async fn load(config: Config, started: Instant) -> kivu::Result<Router> {
+async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Result<Router> {
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
+    let slow_request_ms = config.slow_request_ms;
     let files = Files::open(&config)?;
     let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
     let catalog = catalog.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
-    Ok(below(
-        prefix.as_deref(),
-        router(
-            App::of_catalog(Arc::new(catalog), limits).with_guard(guard).with_page(page).with_files(files),
-        ),
-    ))
+    let catalog = Arc::new(catalog);
+    if let Some(otlp) = &otlp {
+        gauges::export(&catalog, otlp);
+    }
+    let app = App::of_catalog(catalog, limits).with_guard(guard).with_page(page).with_files(files);
+    Ok(below(prefix.as_deref(), router(app.with_slow_log(slow_request_ms))))
 }
 
 /// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL

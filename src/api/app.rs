@@ -2,7 +2,9 @@
 
 use std::{
     future::Future,
+    num::NonZeroU64,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use axum::{body::Bytes, http::StatusCode};
@@ -39,6 +41,8 @@ pub struct App {
     pub(super) guard: Guard,
     pub(super) prometheus: Option<Prometheus>,
     pub(super) has_page: bool,
+    /// The time after which a request is logged as slow.
+    pub(super) slow_request: Option<Duration>,
     /// Fetches models for `/api/pull`, if this server may.
     pub(super) fetcher: Option<Arc<dyn FetchModel>>,
     /// One permit, since a fetch may use all processors.
@@ -67,6 +71,7 @@ impl App {
             guard: Guard::default(),
             prometheus: None,
             has_page: true,
+            slow_request: None,
             fetcher: None,
             pulls: Arc::new(Semaphore::new(1)),
             files: None,
@@ -102,6 +107,13 @@ impl App {
     #[must_use]
     pub fn with_page(self, has_page: bool) -> Self {
         Self { has_page, ..self }
+    }
+
+    /// Logs requests that take at least this many milliseconds with the durations of their stages.
+    #[must_use]
+    pub fn with_slow_log(self, slow_request_ms: Option<NonZeroU64>) -> Self {
+        let slow_request = slow_request_ms.map(|ms| Duration::from_millis(ms.get()));
+        Self { slow_request, ..self }
     }
 
     /// Models that the current request's caller may use.

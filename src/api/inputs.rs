@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     json::{Content, List},
     pipeline::Input,
+    telemetry::request::count_texts,
 };
 
 /// A request's text limits, which its parts share: maximum, remaining texts, and characters.
@@ -48,6 +49,7 @@ impl RequestTexts {
     /// Counts a field's texts.
     pub(super) fn count(&self, field: impl Display, found: usize) -> Result<()> {
         count(field, found, self.max)?;
+        count_texts(found);
         self.count_more(found)
     }
 

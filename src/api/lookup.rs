@@ -13,6 +13,7 @@ use crate::{
         ranking::RankingPipeline,
     },
     repository::TaskSettings,
+    telemetry::request::note_model,
 };
 
 /// The models that a request uses; they stay loaded until its end.
@@ -125,6 +126,7 @@ impl Context {
 
     /// Loads a model, which stays loaded until the end of the request.
     pub(super) async fn load(&self, entry: &Arc<Entry>) -> Result<&Model> {
+        note_model(&entry.name);
         match self.app.catalog.lease(entry, self.deadline).await? {
             Some(lease) => Ok(self.models.keep(lease)),
             None => Err(app::unknown(&entry.name, &self.app.models())),

@@ -1,9 +1,9 @@
 //! What all requests share: an id, access control, a permit, an error body, and one log line.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use axum::{
-    extract::{Request, State},
+    extract::{MatchedPath, Request, State},
     http::{HeaderValue, Method, StatusCode, header::HeaderMap},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -20,7 +20,11 @@ use super::{
 };
 use crate::{
     error::Error,
-    telemetry::{self, trace::Trace},
+    telemetry::{
+        self,
+        request::{Outcome, RequestDetails, RequestRecord, Stage},
+        trace::Trace,
+    },
 };
 
 /// The log target, by which lines are filtered.
@@ -28,11 +32,15 @@ const TARGET: &str = "kivu::api";
 
 /// A request as it is logged.
 pub(super) struct Observed {
-    started: Instant,
+    record: Arc<RequestRecord>,
     id: HeaderValue,
     method: Method,
     path: String,
+    /// The path with names of parameters in place of their values, if there is such a route.
+    route: Option<MatchedPath>,
     origin: Origin,
+    /// The time after which a request is slow.
+    slow: Option<Duration>,
 }
 
 /// Where a request comes from, as far as it is known.
@@ -40,7 +48,6 @@ pub(super) struct Observed {
 struct Origin {
     /// The key's name.
     caller: Option<String>,
-    trace: Option<String>,
     /// Why the request has no access.
     refused: Option<&'static str>,
 }
@@ -48,8 +55,11 @@ struct Origin {
 impl Observed {
     /// Gives a request an id, which its headers have from now on.
     pub(super) fn new(method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
-        let (started, id) = (Instant::now(), request_id(headers));
-        Self { started, id, method: method.clone(), path: path.to_owned(), origin: Origin::default() }
+        let id = request_id(headers);
+        let trace = Trace::read(|name| headers.get(name)?.to_str().ok());
+        let record = RequestRecord::begin(method.as_str(), trace);
+        let (method, path, origin) = (method.clone(), path.to_owned(), Origin::default());
+        Self { record, id, method, path, route: None, origin, slow: None }
     }
 
     /// Writes the error body, in the dialect of `route`, and the log line, which never holds texts. Server errors are
@@ -59,11 +69,18 @@ impl Observed {
         if let Some(rejection) = &rejection {
             routes::dialect(route).complete(rejection, &mut response);
         }
-        let Self { started, id, method, path, origin: Origin { caller, trace, refused } } = self;
-        let (status, took) = (response.status(), started.elapsed());
+        let (status, took) = (response.status(), self.record.elapsed());
         telemetry::record_response(status.as_u16(), took);
-        let ms = took.as_micros() as f64 / 1000.0;
-        let (id_text, status_code) = (id.to_str().unwrap_or_default(), status.as_u16());
+        let matched = self.route.as_ref().map(MatchedPath::as_str);
+        let outcome = Outcome { method: self.method.as_str(), route: matched, status: status.as_u16() };
+        let details = self.record.end(&outcome);
+        if self.slow.is_some_and(|slow| took >= slow) {
+            self.log_slow(&outcome, &details, took);
+        }
+        let status_code = outcome.status;
+        let Self { record, id, method, path, origin: Origin { caller, refused }, .. } = self;
+        let trace = record.trace.as_ref().map(|trace| &trace.id);
+        let (id_text, ms) = (id.to_str().unwrap_or_default(), ms(took));
         if let Some(rejection) = rejection.filter(|_| status.is_server_error()) {
             let cause = rejection.chain();
             tracing::error!(
@@ -75,6 +92,31 @@ impl Observed {
         response.headers_mut().insert(REQUEST_ID, id);
         response
     }
+
+    /// Logs where a slow request's time went.
+    fn log_slow(&self, outcome: &Outcome<'_>, details: &RequestDetails, took: Duration) {
+        tracing::warn!(
+            target: TARGET,
+            id = self.id.to_str().unwrap_or_default(),
+            method = outcome.method,
+            route = outcome.route,
+            status = outcome.status,
+            model = details.model,
+            texts = details.texts,
+            tokens = details.tokens,
+            tokenization_ms = details.ms(Stage::Tokenization),
+            queue_ms = details.ms(Stage::Queue),
+            run_ms = details.ms(Stage::Run),
+            response_ms = details.ms(Stage::Response),
+            ms = ms(took),
+            trace = self.record.trace.as_ref().map(|trace| &trace.id),
+            "slow request"
+        );
+    }
+}
+
+fn ms(took: Duration) -> f64 {
+    took.as_micros() as f64 / 1000.0
 }
 
 /// Checks access, and observes the request.
@@ -82,8 +124,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let mut observed = Observed::new(&parts.method, &path, &mut parts.headers);
-    let trace = Trace::read(|name| parts.headers.get(name)?.to_str().ok());
-    observed.origin.trace = trace.as_ref().map(|trace| trace.id.clone());
+    (observed.route, observed.slow) = (parts.extensions.get().cloned(), app.slow_request);
     if parts.method == Method::OPTIONS {
         // A CORS preflight: browsers send it without credentials, and require success. API Gateway adds the headers
         // that allow other origins.
@@ -100,7 +141,8 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
             let (name, models) =
                 caller.map_or((None, Vec::new()), |caller| (Some(caller.name), caller.models));
             observed.origin.caller = name;
-            app::restricted_to(models, Trace::follow(trace, run(&app, request, next))).await
+            let record = Arc::clone(&observed.record);
+            app::restricted_to(models, record.follow(run(&app, request, next))).await
         }
         Err(refusal) => {
             observed.origin.refused = Some(refusal.reason);

@@ -18,12 +18,13 @@ use super::{
 };
 use crate::{
     json_schemas::Object,
-    model::{Entry, ModelState},
+    model::{Entry, gauges},
     pipeline::{Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions},
     repository::{
         TaskSettings,
         manifest::{Precision, Quality},
     },
+    telemetry::Reading,
 };
 
 pub(super) async fn health() -> StatusCode {
@@ -36,32 +37,23 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
             "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    Ok((prometheus.page() + &model_metrics(&app)).into_response())
+    let gauges = gauges::read(&app.models(), app.catalog.budget());
+    Ok((prometheus.page() + &model_metrics(&gauges)).into_response())
 }
 
 /// The models' states in Prometheus' format. They are read when they are needed, so that removed models have none.
-fn model_metrics(app: &App) -> String {
-    let models = app.models();
+fn model_metrics(gauges: &[Reading]) -> String {
     let mut page = String::new();
-    let mut gauge = |name: &str, value: &dyn Fn(&Entry) -> Option<String>| {
+    let has_budget = |name: &str| gauges.iter().any(|reading| reading.name == name);
+    for name in gauges::MODELS.into_iter().chain(gauges::BUDGET.into_iter().filter(|name| has_budget(name))) {
         page.push_str(&format!("# TYPE {name} gauge\n"));
-        for model in models.iter() {
-            let label = model.name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
-            let line = value(model).map(|value| format!("{name}{{model=\"{label}\"}} {value}\n"));
-            page.push_str(&line.unwrap_or_default());
+        for Reading { model, value, .. } in gauges.iter().filter(|reading| reading.name == name) {
+            let escaped =
+                |model: &String| model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+            let label = model.as_ref().map(|model| format!("{{model=\"{}\"}}", escaped(model)));
+            page.push_str(&format!("{name}{} {value}\n", label.unwrap_or_default()));
         }
         page.push('\n');
-    };
-    gauge("kivu_model_loaded", &|model| Some(u8::from(model.state() == ModelState::Loaded).to_string()));
-    gauge("kivu_model_memory_bytes", &|model| Some(model.memory().unwrap_or(0).to_string()));
-    gauge("kivu_model_loads", &|model| Some(model.loads().to_string()));
-    gauge("kivu_model_last_use_timestamp_seconds", &|model| {
-        model.last_use().map(|time| time.as_secs_f64().to_string())
-    });
-    if let Some((limit, used)) = app.catalog.budget() {
-        for (name, value) in [("kivu_models_memory_limit_bytes", limit), ("kivu_models_memory_bytes", used)] {
-            page.push_str(&format!("# TYPE {name} gauge\n{name} {value}\n\n"));
-        }
     }
     page
 }

@@ -67,6 +67,7 @@ impl ModelSettings {
             hub: _,
             files: _,
             memory_limit: _,
+            slow_request_ms: _,
         } = config;
         let Limits {
             truncate,

@@ -23,6 +23,7 @@ use crate::{
         routing::{Location, Route},
     },
     error::{Error, Result},
+    telemetry::request::{Stage, timed, timed_run},
 };
 
 /// A request's work, for a local model `L` or the fleet's model `R`.
@@ -106,6 +107,14 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
 
     /// Runs `work`, and returns its output with the location where it ran.
     pub(super) async fn run<W: Work<L, R>>(
+        &self,
+        work: &W,
+        deadline: Deadline,
+    ) -> Result<(W::Output, Location)> {
+        timed_run(self.run_somewhere(work, deadline)).await
+    }
+
+    async fn run_somewhere<W: Work<L, R>>(
         &self,
         work: &W,
         deadline: Deadline,
@@ -198,7 +207,7 @@ pub(super) async fn tokenize<T: Send + 'static>(
         Some(turns) => turns.tokenization.acquire().await.ok(),
         None => None,
     };
-    deadline.run_sized(bytes, work).await
+    timed(Stage::Tokenization, deadline.run_sized(bytes, work)).await
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use metrics_util::registry::{AtomicStorage, Registry};
 use serde_json::{Map, Value, json};
 
-use super::cannot_register;
+use super::{Otlp, install};
 use crate::error::Result;
 
 const NAMESPACE: &str = "Kivu";
@@ -35,13 +35,13 @@ impl Embedded {
         Self { registry: Arc::new(Registry::atomic()), function: function.into() }
     }
 
-    /// Installs the exporter for this process.
+    /// Installs the exporter for this process, and the one for OTLP beside it.
     ///
     /// # Errors
     /// If the process has an exporter already.
-    pub fn install(function: &str) -> Result<Self> {
+    pub fn install(function: &str, otlp: Option<&Otlp>) -> Result<Self> {
         let embedded = Self::new(function);
-        metrics::set_global_recorder(embedded.clone()).map_err(cannot_register)?;
+        install(embedded.clone(), otlp)?;
         Ok(embedded)
     }
 

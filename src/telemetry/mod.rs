@@ -1,23 +1,33 @@
 //! Metrics, traces and the log.
 //!
 //! The functions here record metrics; the program chooses the exporter once, with [`Prometheus::install`] or
-//! [`Embedded::install`]. Without one, recording does nothing. Metrics and log never contain request texts.
+//! [`Embedded::install`], both with or without [`Otlp`]. Without one, recording does nothing. Metrics and log never contain request texts.
 
+mod buckets;
 mod embedded;
 pub mod fleet;
 mod log;
+mod otlp;
+pub mod request;
+mod stages;
 pub mod trace;
 
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
-use metrics::{counter, histogram};
+use metrics::{Recorder, counter, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_util::layers::FanoutBuilder;
 
-pub use self::{embedded::Embedded, log::start_log};
+use self::buckets::BUCKETS;
+pub use self::{
+    embedded::Embedded,
+    log::start_log,
+    otlp::{Otlp, Reading},
+};
 use crate::error::{Error, Result};
-
-/// Upper bounds for histogram buckets, in seconds.
-const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Records a response.
 pub fn record_response(status: u16, took: Duration) {
@@ -36,11 +46,13 @@ pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration)
     counter!("kivu_tokens_total").increment(tokens as u64);
     histogram!("kivu_tokenize_seconds").record(tokenizing);
     histogram!("kivu_infer_seconds").record(inferring);
+    request::count_tokens(tokens);
 }
 
 /// Records a batch that a backend ran.
 pub fn record_run(backend: &'static str) {
     counter!("kivu_runs_total", "backend" => backend).increment(1);
+    request::note_backend(backend);
 }
 
 /// Runs one stage in a cold start and records its duration.
@@ -77,15 +89,15 @@ pub fn record_cold_start(took: Duration) {
 pub struct Prometheus(PrometheusHandle);
 
 impl Prometheus {
-    /// Installs the exporter for this process.
+    /// Installs the exporter for this process, and the one for OTLP beside it.
     ///
     /// # Errors
     /// If the process has an exporter already.
-    pub fn install() -> Result<Self> {
+    pub fn install(otlp: Option<&Otlp>) -> Result<Self> {
         let recorder = PrometheusBuilder::new().set_buckets(&BUCKETS).map(PrometheusBuilder::build_recorder);
         let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
-        metrics::set_global_recorder(recorder).map_err(cannot_register)?;
+        install(recorder, otlp)?;
         Ok(Self(handle))
     }
 
@@ -97,6 +109,19 @@ impl Prometheus {
     /// Sorts recorded durations into their buckets, which bounds the memory between scrapes.
     pub fn upkeep(&self) {
         self.0.run_upkeep();
+    }
+}
+
+/// Records all metrics with `recorder`, and also for OTLP.
+fn install(recorder: impl Recorder + Send + Sync + 'static, otlp: Option<&Otlp>) -> Result<()> {
+    match otlp.and_then(Otlp::recorder) {
+        None => metrics::set_global_recorder(recorder).map_err(cannot_register),
+        Some(other) => {
+            let both = FanoutBuilder::default().add_recorder(recorder).add_recorder(other).build();
+            // The error holds the recorder, which cannot be sent to other threads.
+            metrics::set_global_recorder(both)
+                .map_err(|error| cannot_register(io::Error::other(error.to_string())))
+        }
     }
 }
 

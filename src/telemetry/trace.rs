@@ -1,9 +1,9 @@
 //! Trace contexts, in W3C (`traceparent`) or X-Ray (`x-amzn-trace-id`) format.
 
-use std::future::Future;
-
 /// W3C header.
 pub const TRACEPARENT: &str = "traceparent";
+/// W3C header with the tracing systems' own values.
+pub const TRACESTATE: &str = "tracestate";
 /// X-Ray header.
 pub const X_RAY: &str = "x-amzn-trace-id";
 
@@ -14,19 +14,19 @@ pub struct Trace {
     pub id: String,
     /// Calling span's id: 16 hexadecimal digits.
     pub parent: String,
-    /// Whether the trace is recorded.
-    pub is_sampled: bool,
-}
-
-tokio::task_local! {
-    static CURRENT: Trace;
+    /// Whether the trace is recorded; `None` if nobody has decided.
+    pub is_sampled: Option<bool>,
+    /// The tracing systems' own values.
+    pub state: Option<String>,
 }
 
 impl Trace {
     /// Reads a request's headers; the W3C header takes precedence.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let state = || header(TRACESTATE).map(str::to_owned);
         header(TRACEPARENT)
             .and_then(Self::from_traceparent)
+            .map(|trace| Self { state: state(), ..trace })
             .or_else(|| header(X_RAY).and_then(Self::from_x_ray))
     }
 
@@ -38,8 +38,8 @@ impl Trace {
         if !is_known || !is_id(id, 32) || !is_id(parent, 16) || !is_hex(flags, 2) {
             return None;
         }
-        let is_sampled = u8::from_str_radix(flags, 16).ok()? & 1 == 1;
-        Some(Self { id: id.to_owned(), parent: parent.to_owned(), is_sampled })
+        let is_sampled = Some(u8::from_str_radix(flags, 16).ok()? & 1 == 1);
+        Some(Self { id: id.to_owned(), parent: parent.to_owned(), is_sampled, state: None })
     }
 
     /// `Root=1-TIME-REST;Parent=…;Sampled=1`, in any order, possibly with more fields.
@@ -52,26 +52,24 @@ impl Trace {
         // API Gateway sends a root without a parent.
         let parent = field("Parent").map_or_else(|| id.get(16..).unwrap_or_default(), |(_, parent)| parent);
         let is_good = is_id(&id, 32) && is_id(parent, 16);
-        let is_sampled = field("Sampled").is_some_and(|(_, sampled)| sampled == "1");
-        is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled })
-    }
-
-    /// The current task's trace, for outgoing requests.
-    pub fn current() -> Option<Self> {
-        CURRENT.try_with(Clone::clone).ok()
-    }
-
-    /// Runs `work` with `trace` as the current trace.
-    pub async fn follow<T>(trace: Option<Self>, work: impl Future<Output = T>) -> T {
-        match trace {
-            Some(trace) => CURRENT.scope(trace, work).await,
-            None => work.await,
-        }
+        // `?`, or no field, asks the receiver to decide.
+        let is_sampled = match field("Sampled") {
+            Some((_, "0")) => Some(false),
+            Some((_, "1")) => Some(true),
+            _ => None,
+        };
+        is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled, state: None })
     }
 
     /// W3C header value.
     pub fn traceparent(&self) -> String {
-        format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled))
+        format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled == Some(true)))
+    }
+
+    /// W3C headers for an outgoing request.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let state = self.state.clone().map(|state| (TRACESTATE, state));
+        [(TRACEPARENT, self.traceparent())].into_iter().chain(state)
     }
 }
 
@@ -127,11 +125,24 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_task_has_the_trace_that_it_follows() {
-        assert_eq!(Trace::current(), None);
-        let trace = Trace { id: ID.into(), parent: PARENT.into(), is_sampled: true };
-        let seen = Trace::follow(Some(trace.clone()), async { Trace::current() }).await;
-        assert_eq!(seen, Some(trace));
+    #[test]
+    fn a_decision_and_states_are_kept() {
+        let read = |headers: &[(&str, &str)]| {
+            let header = |name: &str| headers.iter().find(|(found, _)| *found == name).map(|(_, text)| *text);
+            Trace::read(header).map(|trace| (trace.is_sampled, trace.state))
+        };
+        let traceparent = |flags: &str| format!("00-{ID}-{PARENT}-{flags}");
+        let state = ("tracestate", "a=1,b=2");
+        assert_eq!(
+            read(&[(TRACEPARENT, &traceparent("00")), state]),
+            Some((Some(false), Some("a=1,b=2".to_owned())))
+        );
+        assert_eq!(read(&[(TRACEPARENT, &traceparent("03"))]), Some((Some(true), None)));
+        let root = "Root=1-4bf92f35-77b34da6a3ce929d0e0e4736";
+        for (text, expected) in
+            [("", None), (";Sampled=?", None), (";Sampled=0", Some(false)), (";Sampled=1", Some(true))]
+        {
+            assert_eq!(read(&[(X_RAY, &format!("{root}{text}")), state]), Some((expected, None)), "{text}");
+        }
     }
 }

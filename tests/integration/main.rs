@@ -60,6 +60,7 @@ mod serving;
 mod skips;
 mod static_embeddings;
 mod t5_encoders;
+mod telemetry;
 mod text_to_text;
 mod token_classifiers;
 mod tokenizer_settings;

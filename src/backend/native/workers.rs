@@ -28,6 +28,7 @@ use super::model::{NativeModel, TextOutputs};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
+    telemetry::request::QueuedBatch,
 };
 
 /// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
@@ -74,6 +75,7 @@ struct Queue {
 struct Call {
     texts: Vec<Text>,
     deadline: Deadline,
+    queued: QueuedBatch,
     outputs: oneshot::Sender<Result<Outputs>>,
 }
 
@@ -127,7 +129,8 @@ impl Workers {
         }
         let (outputs, received) = oneshot::channel();
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        self.shared.lock().calls.push_back(Call { texts, deadline, outputs });
+        let queued = QueuedBatch::new();
+        self.shared.lock().calls.push_back(Call { texts, deadline, queued, outputs });
         self.shared.changed.notify_one();
         let gone = || Err(Error::inference("the model run failed"));
         deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
@@ -231,6 +234,7 @@ impl Shared {
         if calls.is_empty() {
             return;
         }
+        calls.iter().for_each(|call| call.queued.begin());
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
         let idle = self.lock().idle;
@@ -265,7 +269,7 @@ impl Shared {
         self.lock().teams.retain(|other| !Arc::ptr_eq(other, &team));
         let has_stopped = team.has_stopped.load(Ordering::Relaxed);
         let mut text = 0;
-        for Call { texts, deadline, outputs } in calls {
+        for Call { texts, deadline, outputs, .. } in calls {
             let output = match has_stopped {
                 true if deadline.has_passed() => Err(deadline.exceeded()),
                 true => Err(Error::inference("the model run panicked")),
@@ -358,7 +362,7 @@ mod tests {
         let texts = vec![Text { tokens: vec![token; tokens], attended: tokens }];
         let (outputs, received) = oneshot::channel();
         let deadline = Deadline::within(Duration::from_secs(3600));
-        shared.lock().calls.push_back(Call { texts, deadline, outputs });
+        shared.lock().calls.push_back(Call { texts, deadline, queued: QueuedBatch::default(), outputs });
         shared.waiting.fetch_add(1, Ordering::Relaxed);
         received
     }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    telemetry,
+    telemetry::{self, request::QueuedBatch},
 };
 
 /// Threads that share `M`.
@@ -51,11 +51,13 @@ impl<M: Send + Sync + 'static> Workers<M> {
         telemetry::record_run("onnx");
         let stopped = || Error::inference("the threads of the ONNX session have stopped");
         let (sender, outcome) = oneshot::channel();
+        let queued = QueuedBatch::new();
         let task: Task<M> = Box::new(move |model| {
             let is_abandoned = || sender.is_closed();
             if is_abandoned() {
                 return;
             }
+            queued.begin();
             let outcome = if deadline.has_passed() {
                 Err(deadline.exceeded())
             } else {

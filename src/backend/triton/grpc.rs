@@ -30,7 +30,7 @@ use super::{
 use crate::{
     backend::TensorSpec,
     error::{Error, Result},
-    telemetry::trace::{TRACEPARENT, Trace},
+    telemetry::{request::current_trace, trace::Trace},
     tensor::Tensor,
 };
 
@@ -79,10 +79,10 @@ impl GrpcClient {
         if let Some(authorization) = &self.authorization {
             request.metadata_mut().insert("authorization", authorization.clone());
         }
-        if let Some(trace) = Trace::current()
-            && let Ok(trace) = trace.traceparent().parse::<MetadataValue<Ascii>>()
-        {
-            request.metadata_mut().insert(TRACEPARENT, trace);
+        for (name, value) in current_trace().iter().flat_map(Trace::headers) {
+            if let Ok(value) = value.parse::<MetadataValue<Ascii>>() {
+                request.metadata_mut().insert(name, value);
+            }
         }
         // The first among the least busy, so that sequential requests stay on one connection.
         let connection = self.connections.iter().min_by_key(|client| Arc::strong_count(client));

@@ -25,7 +25,7 @@ use crate::{
     backend::TensorSpec,
     error::Result,
     json::{self, Budget, ReadError},
-    telemetry::trace::{TRACEPARENT, Trace},
+    telemetry::{request::current_trace, trace::Trace},
     tensor::Tensor,
 };
 
@@ -79,8 +79,8 @@ impl HttpClient {
 
     fn request(&self, method: Method, route: &str) -> http::request::Builder {
         let mut request = Request::builder().method(method).uri(format!("{}{route}", self.model_url));
-        if let Some(trace) = Trace::current() {
-            request = request.header(TRACEPARENT, trace.traceparent());
+        for (name, value) in current_trace().iter().flat_map(Trace::headers) {
+            request = request.header(name, value);
         }
         match &self.authorization {
             Some(authorization) => request.header(AUTHORIZATION, authorization),

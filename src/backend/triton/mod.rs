@@ -37,7 +37,7 @@ use super::{Backend, Deadline, Interface, RemoteBackend, Schedule, Signature};
 use crate::{
     config::FleetConfig,
     error::{Error, Result},
-    telemetry,
+    telemetry::{self, request::QueuedBatch},
     tensor::{Elements, Tensor},
 };
 
@@ -78,6 +78,8 @@ impl Backend for TritonBackend {
             }
             self.signature().check_inputs(&inputs)?;
             telemetry::record_run("triton");
+            // Servers have queues of their own.
+            QueuedBatch::new().begin();
             let tokens = inputs.first().map_or(0, tokens);
             let call = Call::new(self.signature(), &inputs, self.request_parameters.clone());
             drop(inputs);

@@ -1,0 +1,269 @@
+//! What is known about a request while it runs: its trace, its model, its size, and the durations of its stages.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+pub use super::stages::{Outcome, RequestDetails, Stage};
+use super::{
+    otlp::spans::{self, RequestSpan},
+    stages::{Clock, TimedStage},
+    trace::Trace,
+};
+
+/// Stages kept per request, for spans. Further ones only count for the log: a request may have thousands of texts that
+/// run one by one.
+const MAX_STAGES: usize = 64;
+
+tokio::task_local! {
+    static CURRENT: Arc<RequestRecord>;
+    static RUN: Arc<RunMark>;
+}
+
+/// A request while it runs.
+#[derive(Debug)]
+pub struct RequestRecord {
+    clock: Clock,
+    /// For outgoing requests and the log: this request's span, or the client's if none is made here.
+    pub trace: Option<Trace>,
+    span: Mutex<Option<RequestSpan>>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    details: RequestDetails,
+    stages: Vec<TimedStage>,
+    last_end: Option<Instant>,
+}
+
+impl RequestRecord {
+    /// Begins a request, in the client's trace if there is one.
+    pub fn begin(method: &str, parent: Option<Trace>) -> Arc<Self> {
+        let clock = Clock::start();
+        let span = spans::begin(method, parent.as_ref(), clock);
+        let trace = span.as_ref().map(RequestSpan::trace).or(parent);
+        Arc::new(Self { clock, trace, span: Mutex::new(span), progress: Mutex::default() })
+    }
+
+    /// Runs `work`, whose stages belong to this request.
+    pub async fn follow<T>(self: Arc<Self>, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self, work).await
+    }
+
+    /// Time since the request began.
+    pub fn elapsed(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    /// Ends the request and its spans.
+    pub fn end(&self, outcome: &Outcome<'_>) -> RequestDetails {
+        let last_end = self.progress().last_end;
+        if let Some(started) = last_end {
+            self.add(Stage::Response, started, outcome.status >= 500, None);
+        }
+        let progress = self.progress();
+        if let Some(span) = self.span.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            span.end(self.clock, outcome, &progress.details, &progress.stages);
+        }
+        progress.details.clone()
+    }
+
+    fn add(&self, stage: Stage, started: Instant, has_failed: bool, backend: Option<&'static str>) {
+        self.add_until(TimedStage { stage, started, ended: Instant::now(), has_failed, backend });
+    }
+
+    fn add_until(&self, timed: TimedStage) {
+        let mut progress = self.progress();
+        progress.last_end = progress.last_end.max(Some(timed.ended));
+        progress.details.durations[timed.stage as usize] += timed.ended - timed.started;
+        if progress.stages.len() < MAX_STAGES || timed.stage == Stage::Response {
+            progress.stages.push(timed);
+        }
+    }
+
+    /// Adds a run and its time in the queue. A run that failed before it began was only in the queue.
+    fn add_run(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
+        let (now, backend) = (Instant::now(), mark.backend.get().copied());
+        let began = mark.began.get().copied().or((!has_failed).then_some(queued));
+        let ended = began.unwrap_or(now);
+        if ended > queued {
+            let has_failed = began.is_none();
+            self.add_until(TimedStage { stage: Stage::Queue, started: queued, ended, has_failed, backend });
+        }
+        if let Some(started) = began {
+            self.add_until(TimedStage { stage: Stage::Run, started, ended: now, has_failed, backend });
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The current request's trace, for outgoing requests.
+pub fn current_trace() -> Option<Trace> {
+    current()?.trace.clone()
+}
+
+/// The current task's request.
+fn current() -> Option<Arc<RequestRecord>> {
+    CURRENT.try_with(Arc::clone).ok()
+}
+
+fn update(change: impl FnOnce(&mut RequestDetails)) {
+    let _ = CURRENT.try_with(|request| change(&mut request.progress().details));
+}
+
+/// Notes a model that the current request uses; the first one counts.
+pub fn note_model(name: &str) {
+    update(|details| details.model = details.model.take().or_else(|| Some(name.to_owned())));
+}
+
+/// Counts the current request's texts.
+pub fn count_texts(count: usize) {
+    update(|details| details.texts += count);
+}
+
+/// Counts tokens that a model read for the current request.
+pub(super) fn count_tokens(count: usize) {
+    update(|details| details.tokens += count);
+}
+
+/// Measures a stage of the current request.
+pub async fn timed<T, E>(stage: Stage, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let started = Instant::now();
+    let done = work.await;
+    let _ = CURRENT.try_with(|request| request.add(stage, started, done.is_err(), None));
+    done
+}
+
+/// When a run's first batch began, and where.
+#[derive(Debug, Default)]
+struct RunMark {
+    began: OnceLock<Instant>,
+    backend: OnceLock<&'static str>,
+}
+
+/// Measures a model run for the current request, apart from its time in the queue.
+pub async fn timed_run<T, E>(run: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let Some(request) = current() else { return run.await };
+    let (queued, mark) = (Instant::now(), Arc::<RunMark>::default());
+    let done = RUN.scope(Arc::clone(&mark), run).await;
+    request.add_run(queued, &mark, done.is_err());
+    done
+}
+
+/// Notes the backend of the current run.
+pub(super) fn note_backend(backend: &'static str) {
+    let _ = RUN.try_with(|mark| mark.backend.set(backend));
+}
+
+/// A batch in a backend's queue.
+#[derive(Clone, Debug, Default)]
+pub struct QueuedBatch(Option<Arc<RunMark>>);
+
+impl QueuedBatch {
+    /// A batch of the current run.
+    pub fn new() -> Self {
+        Self(RUN.try_with(Arc::clone).ok())
+    }
+
+    /// Notes that the batch begins, on any thread.
+    pub fn begin(&self) {
+        if let Some(mark) = &self.0 {
+            mark.began.get_or_init(Instant::now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Until the clock has moved on.
+    fn wait() {
+        let started = Instant::now();
+        while Instant::now() == started {}
+    }
+
+    async fn stages(work: impl Future<Output = ()>) -> (RequestDetails, Vec<(Stage, bool)>) {
+        let request = RequestRecord::begin("POST", None);
+        Arc::clone(&request).follow(work).await;
+        let details = request.end(&Outcome { method: "POST", route: None, status: 200 });
+        let stages = request.progress().stages.iter().map(|timed| (timed.stage, timed.has_failed)).collect();
+        (details, stages)
+    }
+
+    #[tokio::test]
+    async fn a_run_begins_with_its_first_batch() {
+        let (details, stages) = stages(async {
+            note_model("a");
+            note_model("b");
+            count_texts(2);
+            count_tokens(3);
+            let _ = timed(Stage::Tokenization, async { Ok::<_, ()>(()) }).await;
+            let batch = async {
+                let (first, second) = (QueuedBatch::new(), QueuedBatch::new());
+                note_backend("native");
+                wait();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| first.begin());
+                });
+                second.begin();
+                Ok::<_, ()>(())
+            };
+            let _ = timed_run(batch).await;
+        })
+        .await;
+        let expected = [Stage::Tokenization, Stage::Queue, Stage::Run, Stage::Response];
+        assert_eq!(stages, expected.map(|stage| (stage, false)));
+        assert_eq!((details.model.as_deref(), details.texts, details.tokens), (Some("a"), 2, 3));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_fails_in_the_queue_never_ran() {
+        let fail = async {
+            wait();
+            Err::<(), _>(())
+        };
+        let (_, waited) = stages(async { timed_run(fail).await.unwrap_or_default() }).await;
+        assert_eq!(waited, [(Stage::Queue, true), (Stage::Response, false)]);
+        let fail = async {
+            QueuedBatch::new().begin();
+            Err::<(), _>(())
+        };
+        let (_, ran) = stages(async { timed_run(fail).await.unwrap_or_default() }).await;
+        assert!(ran.contains(&(Stage::Run, true)), "{ran:?}");
+    }
+
+    #[tokio::test]
+    async fn memory_is_bounded_and_durations_are_complete() {
+        let (_, stages) = stages(async {
+            for _ in 0..1000 {
+                let _ = timed(Stage::Tokenization, async { Ok::<_, ()>(()) }).await;
+            }
+        })
+        .await;
+        assert_eq!((stages.len(), stages.last()), (MAX_STAGES + 1, Some(&(Stage::Response, false))));
+    }
+
+    #[tokio::test]
+    async fn a_request_has_the_trace_that_it_follows() {
+        assert_eq!(current_trace(), None);
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace = Trace::read(|name| (name == "traceparent").then_some(header));
+        let request = RequestRecord::begin("POST", trace.clone());
+        assert_eq!(request.follow(async { current_trace() }).await, trace);
+    }
+
+    #[tokio::test]
+    async fn work_without_a_request_is_not_measured() {
+        note_model("a");
+        QueuedBatch::new().begin();
+        assert_eq!(timed_run(async { Ok::<_, ()>(7) }).await, Ok(7));
+        assert!(current().is_none());
+    }
+}

@@ -1,0 +1,90 @@
+//! What is reported about a request: in its spans, and in the log if it was slow.
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// A request's stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Texts to tokens.
+    Tokenization,
+    /// Until the first batch of a model run begins.
+    Queue,
+    /// A model run.
+    Run,
+    /// Tensors to the response.
+    Response,
+}
+
+impl Stage {
+    /// Its span's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tokenization => "tokenization",
+            Self::Queue => "queue",
+            Self::Run => "run",
+            Self::Response => "response",
+        }
+    }
+}
+
+/// A stage that is over.
+#[derive(Clone, Debug)]
+pub(super) struct TimedStage {
+    pub(super) stage: Stage,
+    pub(super) started: Instant,
+    pub(super) ended: Instant,
+    pub(super) has_failed: bool,
+    pub(super) backend: Option<&'static str>,
+}
+
+/// The time of day at which a request began, from which its stages' times follow: the system's clock may be set meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    started: Instant,
+    time: SystemTime,
+}
+
+impl Clock {
+    pub(super) fn start() -> Self {
+        Self { started: Instant::now(), time: SystemTime::now() }
+    }
+
+    pub(super) fn elapsed(self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn time(self, at: Instant) -> SystemTime {
+        self.time + at.saturating_duration_since(self.started)
+    }
+}
+
+/// What a request asked for, and how long its stages took in total. Parts of a request may run at the same time, so the
+/// sum may exceed the request's own duration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestDetails {
+    /// The first model that it used.
+    pub model: Option<String>,
+    /// Texts in the request.
+    pub texts: usize,
+    /// Tokens that models read.
+    pub tokens: usize,
+    /// Durations by [`Stage`], in its order.
+    pub(super) durations: [Duration; 4],
+}
+
+impl RequestDetails {
+    /// A stage's milliseconds.
+    pub fn ms(&self, stage: Stage) -> f64 {
+        self.durations[stage as usize].as_micros() as f64 / 1000.0
+    }
+}
+
+/// How a request ended.
+pub struct Outcome<'a> {
+    /// The method, which is only reported if HTTP defines it.
+    pub method: &'a str,
+    /// The route's path, with names of parameters in place of their values.
+    pub route: Option<&'a str>,
+    /// The response's status.
+    pub status: u16,
+}
