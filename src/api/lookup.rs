@@ -1,11 +1,11 @@
 //! A request's models, by name or by task. A model that is not loaded is loaded first.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::{app, request::Context};
 use crate::{
     error::{Error, Result},
-    model::{Entry, Model, ModelLease, Pipeline},
+    model::{Entry, Model, Pipeline},
     pipeline::{
         Task,
         classification::ClassificationPipeline,
@@ -15,20 +15,6 @@ use crate::{
     repository::TaskSettings,
     telemetry::request::note_model,
 };
-
-/// The models that a request uses; they stay loaded until its end.
-#[derive(Debug, Default)]
-pub(super) struct UsedModels {
-    first: OnceLock<ModelLease>,
-    others: OnceLock<Box<Self>>,
-}
-
-impl UsedModels {
-    fn keep(&self, lease: ModelLease) -> &Model {
-        let first = self.first.get_or_init(|| lease.clone());
-        if first.is_same(&lease) { first } else { self.others.get_or_init(Box::default).keep(lease) }
-    }
-}
 
 /// Whether a model does what a request needs, as far as its manifest says.
 type Serves<'a> = &'a (dyn Fn(&TaskSettings<'_>) -> bool + Sync);

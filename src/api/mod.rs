@@ -39,6 +39,7 @@ mod token_classification;
 mod tokens;
 mod translation;
 mod translators;
+mod used_models;
 mod vectors;
 
 use std::sync::Arc;

@@ -18,8 +18,8 @@ use super::{
     body::{self, ReadBody},
     body_memory::RequestMemory,
     inputs::RequestTexts,
-    lookup::UsedModels,
     rejection::Rejection,
+    used_models::UsedModels,
 };
 use crate::{
     backend::Deadline,
