@@ -67,7 +67,7 @@ async fn without_the_page_browsers_get_an_empty_response() {
 async fn models_are_listed_with_their_properties() {
     let response = get(router(scripted(Limits::default())), "/models", "*/*").await;
     let body: Value = serde_json::from_str(&text(response).await).unwrap();
-    insta::assert_snapshot!(body["models"], @r#"[{"architecture":"BertModel","dimensions":2,"max_tokens":12,"name":"tiny","outputs":{"dense":2},"precision":"fp32","task":"feature-extraction"}]"#);
+    insta::assert_snapshot!(body["models"], @r#"[{"architecture":"BertModel","dimensions":2,"max_tokens":12,"memory":0,"name":"tiny","outputs":{"dense":2},"precision":"fp32","state":"loaded","task":"feature-extraction"}]"#);
     insta::assert_snapshot!(body["limits"], @r#"{"body_bytes":6291456,"texts":1024}"#);
 }
 
