@@ -195,8 +195,11 @@ fn sampler(variables: &Variables) -> Result<(f64, bool)> {
     Ok((ratio, root.is_some()))
 }
 
+/// Names with their values.
+type Pairs = Vec<(String, String)>;
+
 /// The service's name, and the other attributes.
-fn resource(variables: &Variables) -> Result<(Option<String>, Vec<(String, String)>)> {
+fn resource(variables: &Variables) -> Result<(Option<String>, Pairs)> {
     let attributes = pairs(variables, "OTEL_RESOURCE_ATTRIBUTES")?;
     let (mut names, attributes): (Vec<_>, Vec<_>) =
         attributes.into_iter().partition(|(name, _)| name == "service.name");
@@ -205,7 +208,7 @@ fn resource(variables: &Variables) -> Result<(Option<String>, Vec<(String, Strin
 }
 
 /// Reads `NAME=VALUE,…`, where values are percent-encoded. Errors do not repeat the value, which may be a secret.
-fn pairs(variables: &Variables, name: &str) -> Result<Vec<(String, String)>> {
+fn pairs(variables: &Variables, name: &str) -> Result<Pairs> {
     let pair = |part: &str| {
         let (key, value) = part.split_once('=')?;
         let value = percent_decode_str(value.trim()).decode_utf8().ok()?.into_owned();
@@ -219,7 +222,7 @@ fn pairs(variables: &Variables, name: &str) -> Result<Vec<(String, String)>> {
 
 fn header(name: &str, (key, value): (String, String)) -> Result<(String, Secret)> {
     let is_valid = key.parse::<HeaderName>().is_ok() && HeaderValue::from_str(&value).is_ok();
-    is_valid.then(|| (key, Secret(value))).ok_or_else(|| malformed(name))
+    is_valid.then_some((key, Secret(value))).ok_or_else(|| malformed(name))
 }
 
 fn malformed(name: &str) -> Error {
