@@ -125,7 +125,6 @@ const MODEL: Rules = Rules {
         "byte_fallback",
         "continuing_subword_prefix",
         "dropout",
-        "end_of_word_suffix",
         "fuse_unk",
         "ignore_merges",
         "max_input_chars_per_word",
@@ -135,7 +134,8 @@ const MODEL: Rules = Rules {
         "unk_token",
         "vocab",
     ]],
-    unused: &[],
+    // With a suffix, a text's tokens depend on where the text ends.
+    unused: &[&[("end_of_word_suffix", Only(r#"[""]"#))]],
     nested: &[],
 };
 const PATTERN: Rules = Rules { read: &[&["Regex", "String"]], unused: &[], nested: &[] };
