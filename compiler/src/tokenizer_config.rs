@@ -74,6 +74,12 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
             "expected byte pairs for the class `{class}`, but found another model"
         )));
     }
+    // Tokens would depend on where a text is cut.
+    if before["model"]["end_of_word_suffix"].as_str().is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(Error::model(format!(
+            "expected no `end_of_word_suffix` in `{TOKENIZER}`, but found one"
+        )));
+    }
     let mut tokenizer = before.clone();
     match class {
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
@@ -101,9 +107,18 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 /// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
 /// vocabulary.
 pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
-    if ["", BERT[0]].contains(&class(folder)?.trim_end_matches("Fast")) && folder.join(TOKENIZER).is_file() {
-        let [config, special] = [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
-        vocabularies::check_word_pieces(folder, [&config?, &special?])?;
+    let class = class(folder)?;
+    match class.trim_end_matches("Fast") {
+        "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
+            let [config, special] = [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
+            vocabularies::check_word_pieces(folder, [&config?, &special?])?;
+        }
+        "" | "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
+        _ => {
+            return Err(Error::model(format!(
+                "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
+            )));
+        }
     }
     read_tokenizer(folder)
 }

@@ -356,6 +356,14 @@ mod tests {
         );
         change("normalizer", &before["normalizer"]);
         model.open().unwrap();
+        let other = Copy::of("tiny-qwen3");
+        let mut words: Value =
+            serde_json::from_slice(&fs::read(other.path("tokenizer.json")).unwrap()).unwrap();
+        words["model"]["end_of_word_suffix"] = json!("</w>");
+        other.write("tokenizer.json", &words);
+        assert!(other.refusal().contains("expected no `end_of_word_suffix`"));
+        model.set("tokenizer_config.json", "tokenizer_class", Some(json!("GPT2Tokenizer")));
+        assert!(model.refusal().contains("expected the tokenizer class `BertTokenizer`"));
     }
 
     #[test]

@@ -125,6 +125,7 @@ const MODEL: Rules = Rules {
         "byte_fallback",
         "continuing_subword_prefix",
         "dropout",
+        "end_of_word_suffix",
         "fuse_unk",
         "ignore_merges",
         "max_input_chars_per_word",
@@ -134,8 +135,7 @@ const MODEL: Rules = Rules {
         "unk_token",
         "vocab",
     ]],
-    // With a suffix, a text's tokens depend on where the text ends.
-    unused: &[&[("end_of_word_suffix", Only(r#"[""]"#))]],
+    unused: &[],
     nested: &[],
 };
 const PATTERN: Rules = Rules { read: &[&["Regex", "String"]], unused: &[], nested: &[] };
