@@ -69,17 +69,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     };
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
-    if class == DEBERTA && before["model"]["type"] != "BPE" {
-        return Err(Error::model(format!(
-            "expected byte pairs for the class `{class}`, but found another model"
-        )));
-    }
-    // Tokens would depend on where a text is cut.
-    if before["model"]["end_of_word_suffix"].as_str().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(Error::model(format!(
-            "expected no `end_of_word_suffix` in `{TOKENIZER}`, but found one"
-        )));
-    }
+    check_model(before.get("model").unwrap_or(&Value::Null), class)?;
     let mut tokenizer = before.clone();
     match class {
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
@@ -102,6 +92,21 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
         return Ok(json);
     }
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// Refuses a `model` that is not of its class, or whose tokens depend on where a text is cut.
+fn check_model(model: &Value, class: &str) -> Result<()> {
+    let kind = model["type"].as_str().unwrap_or_default();
+    if class == DEBERTA && kind != "BPE" {
+        return Err(Error::model(format!("expected byte pairs for the class `{class}`, but found `{kind}`")));
+    }
+    match model["end_of_word_suffix"].as_str().filter(|suffix| !suffix.is_empty()) {
+        Some(found) => Err(Error::model(format!(
+            "expected no `end_of_word_suffix` in `{TOKENIZER}`, but found `{}`",
+            found.escape_debug()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the

@@ -356,14 +356,26 @@ mod tests {
         );
         change("normalizer", &before["normalizer"]);
         model.open().unwrap();
-        let other = Copy::of("tiny-qwen3");
-        let mut words: Value =
-            serde_json::from_slice(&fs::read(other.path("tokenizer.json")).unwrap()).unwrap();
-        words["model"]["end_of_word_suffix"] = json!("</w>");
-        other.write("tokenizer.json", &words);
-        assert!(other.refusal().contains("expected no `end_of_word_suffix`"));
         model.set("tokenizer_config.json", "tokenizer_class", Some(json!("GPT2Tokenizer")));
         assert!(model.refusal().contains("expected the tokenizer class `BertTokenizer`"));
+    }
+
+    #[test]
+    fn tokens_do_not_depend_on_where_a_text_is_cut() {
+        let model = Copy::of("tiny-qwen3");
+        let mut words: Value =
+            serde_json::from_slice(&fs::read(model.path("tokenizer.json")).unwrap()).unwrap();
+        words["model"]["end_of_word_suffix"] = json!("</w>");
+        model.write("tokenizer.json", &words);
+        assert!(
+            model
+                .refusal()
+                .contains("expected no `end_of_word_suffix` in `tokenizer.json`, but found `</w>`")
+        );
+        for file in [json!({}), json!({"model": null})] {
+            model.write("tokenizer.json", &file);
+            assert!(model.open().is_err(), "a file without a model");
+        }
     }
 
     #[test]
