@@ -6,6 +6,7 @@ pub mod api;
 pub mod aws;
 pub mod backend;
 pub mod batch;
+mod certificates;
 pub mod config;
 pub mod error;
 #[doc(hidden)]

@@ -73,6 +73,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         &[
             "src/backend/triton/connect.rs",
             "src/batch/sink/postgres_tls.rs",
+            "src/certificates.rs",
             "compiler/src/hub/connect.rs",
             "src/telemetry/otlp/client.rs",
         ],

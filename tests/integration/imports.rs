@@ -24,7 +24,7 @@ const LAYERS: &[&[&str]] = &[
     &["pipeline"],
     &["backend", "tokenizer"],
     &["telemetry"],
-    &["aws", "config", "json", "json_schemas", "onnx_proto", "tensor"],
+    &["aws", "certificates", "config", "json", "json_schemas", "onnx_proto", "tensor"],
     &["error", "regular_file"],
 ];
 

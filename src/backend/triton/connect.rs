@@ -24,16 +24,15 @@ use tokio::{
 };
 use tokio_rustls::{
     TlsConnector,
-    rustls::{
-        ClientConfig, RootCertStore,
-        crypto::ring,
-        pki_types::{CertificateDer, ServerName, pem::PemObject},
-    },
+    rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName},
 };
 use tower_service::Service;
 
 use super::server_url::{Protocol, ServerUrl};
-use crate::error::{Error, Result};
+use crate::{
+    certificates::trusted_roots,
+    error::{Error, Result},
+};
 
 /// Servers in the same cloud accept connections within milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -60,21 +59,7 @@ pub(super) struct FleetSettings {
 
 /// Reads trusted root certificates from a PEM file, or from the system's store if there is no `path`.
 pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
-    let mut roots = RootCertStore::empty();
-    match path {
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-        Some(path) => {
-            let unreadable = |error| {
-                let message = format!("expected certificates in `fleet.ca`, `{}`", path.display());
-                Error::config_because(message, error)
-            };
-            for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
-                roots.add_parsable_certificates([certificate.map_err(unreadable)?]);
-            }
-        }
-    }
+    let roots = trusted_roots(path, "fleet.ca")?;
     if roots.is_empty() {
         return Err(Error::config("expected trusted certificates, but found none; set `fleet.ca`"));
     }

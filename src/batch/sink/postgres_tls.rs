@@ -13,14 +13,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::{
     TlsConnector, client,
-    rustls::{
-        ClientConfig, RootCertStore,
-        crypto::ring,
-        pki_types::{CertificateDer, ServerName, pem::PemObject},
-    },
+    rustls::{ClientConfig, crypto::ring, pki_types::ServerName},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    certificates::trusted_roots,
+    error::{Error, Result},
+};
 
 /// What PostgreSQL's protocol is called in a TLS handshake.
 const PROTOCOL: &[u8] = b"postgresql";
@@ -32,21 +31,7 @@ pub(super) struct Tls(TlsConnector);
 impl Tls {
     /// Trusts the certificates in a PEM file, by default the system's.
     pub(super) fn new(roots: Option<&Path>) -> Result<Self> {
-        let mut trusted = RootCertStore::empty();
-        match roots {
-            None => {
-                trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            }
-            Some(path) => {
-                let unreadable = |error| {
-                    let message = format!("expected certificates in `sslrootcert`, `{}`", path.display());
-                    Error::config_because(message, error)
-                };
-                for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
-                    trusted.add_parsable_certificates([certificate.map_err(unreadable)?]);
-                }
-            }
-        }
+        let trusted = trusted_roots(roots, "sslrootcert")?;
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| Error::config_because("cannot set up TLS", error))?;

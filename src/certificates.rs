@@ -1,0 +1,28 @@
+//! Trusted root certificates.
+
+use std::path::Path;
+
+use tokio_rustls::rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
+
+use crate::error::{Error, Result};
+
+/// Reads root certificates from a PEM file, whose path is the value of `setting`, or from the system's store if there
+/// is no `path`.
+pub(crate) fn trusted_roots(path: Option<&Path>, setting: &str) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let Some(path) = path else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        return Ok(roots);
+    };
+    let unreadable = |error| {
+        let message = format!("expected certificates in `{setting}`, `{}`", path.display());
+        Error::config_because(message, error)
+    };
+    for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
+        roots.add_parsable_certificates([certificate.map_err(unreadable)?]);
+    }
+    Ok(roots)
+}
