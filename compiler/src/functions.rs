@@ -76,6 +76,19 @@ pub(super) fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: 
     graph.node("Concat", &shifted.iter().collect::<Vec<_>>(), vec![integer("axis", -1)])
 }
 
+/// Each token's row is its predecessor's; zeros for the first.
+pub(super) fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let (zero, one, two) =
+        (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let pads = graph.integers("pads_before", &[0, 1, 0, 0, 0, 0]);
+    let length = length(graph, tokens);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
+    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
+    graph.node("Slice", &[&padded, &zero, &length, &one], vec![])
+}
+
 /// Mean over each text's tokens, without padding; zeros for a text without tokens.
 pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     mean(graph, tokens, mask)

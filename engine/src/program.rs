@@ -117,8 +117,8 @@ pub enum RowOperation {
     },
     /// Pools a text's token rows into one; zeros without tokens.
     Pool { pooling: Pooling, input: ValueId, out: ValueId },
-    /// Joins each token's row with as many rows before it as after it, first to last; zeros beyond the text.
-    Neighbours { input: ValueId, out: ValueId },
+    /// Joins as many consecutive rows as fit into `out`, from `before` rows before each token's own; zeros beyond the text.
+    Neighbours { input: ValueId, before: usize, out: ValueId },
     /// A linear layer in int8.
     Linear { input: ValueId, layer: Linear, out: ValueId },
     /// A linear layer in fp32.

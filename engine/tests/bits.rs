@@ -180,7 +180,7 @@ fn program_with_distances() -> Program {
     let norm = Norm { centers: true, gain: row(), bias: row(), epsilon: 1e-7 };
     let input = View { value: 4, offset: 0, width: WIDTH };
     let second = vec![
-        Neighbours { input: 0, out: 3 },
+        Neighbours { input: 0, before: 1, out: 3 },
         Project { input: 3, layer: convolution, out: 4 },
         Normalize { input, residual: Some(2), norm, out: 5 },
     ];

@@ -207,6 +207,11 @@ async fn megatron_bert_for_three_labels() {
 }
 
 #[tokio::test]
+async fn bart_with_a_decoder_over_the_same_text() {
+    compare("tiny-bart-nli").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_the_first_token() {
     compare("tiny-modernbert-cls").await;
 }

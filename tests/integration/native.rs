@@ -37,7 +37,7 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
     let task = match name {
         name if name.ends_with("-rank") => Task::TextRanking,
         name if name.ends_with("-cls") => Task::TextClassification,
-        "tiny-roberta-nli" | "tiny-deberta-nli" | "tiny-deberta-v2" => Task::TextClassification,
+        name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
         name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => Task::TokenClassification,
         _ => Task::FeatureExtraction,
     };
@@ -117,8 +117,9 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
-/// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types and other names.
-const SUCCESSORS: [&str; 13] = [
+/// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types, other
+/// names, or a decoder.
+const SUCCESSORS: [&str; 15] = [
     "tiny-electra",
     "tiny-electra-rank",
     "tiny-electra-ner",
@@ -130,6 +131,8 @@ const SUCCESSORS: [&str; 13] = [
     "tiny-data2vec",
     "tiny-megatron",
     "tiny-megatron-cls",
+    "tiny-bart-nli",
+    "tiny-bart-nli in blocks",
     "tiny-electra in blocks",
     "tiny-albert-cls in blocks",
 ];

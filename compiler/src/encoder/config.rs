@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
-pub(super) use super::details::{Details, EmbeddingProjection};
+pub(super) use super::details::{Details, EmbeddingProjection, PositionTable};
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
@@ -60,7 +60,21 @@ pub(crate) struct EncoderConfig {
     pub(crate) head: Option<Head>,
     /// How a head reads token vectors.
     pub(super) head_input: HeadInput,
+    /// Layers after the encoder's, which the head reads.
+    pub(super) decoder: Option<Box<Decoder>>,
     pub(super) details: Details,
+}
+
+/// A decoder over the encoder's text, shifted by one token. Its tokens attend to earlier ones, and then to all of the
+/// encoder's.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    /// The token before the text.
+    pub(super) start: usize,
+    /// The token at the text's end, which the head reads.
+    pub(super) end: i64,
+    /// Layers, without their attention to the encoder.
+    pub(super) layers: EncoderConfig,
 }
 
 /// Attention heads.
@@ -166,8 +180,15 @@ pub(crate) enum HeadKind {
 pub(super) struct HeadInput {
     pub(super) activation: Activation,
     pub(super) has_bias: bool,
-    /// Whether it reads the mean over all tokens instead of the first.
-    pub(super) is_mean: bool,
+    pub(super) read: HeadRead,
+}
+
+/// The vector that a text's head reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeadRead {
+    First,
+    Last,
+    Mean,
 }
 
 /// Weight names in a family.
@@ -223,6 +244,7 @@ impl EncoderConfig {
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
             // A single type is added to positions.
             && (self.types != 1 || self.positions != Positions::None)
+            && self.decoder.as_ref().is_none_or(|decoder| decoder.layers.suits_native_engine())
             && self.spans.iter().all(is_fixed)
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
@@ -249,6 +271,7 @@ impl EncoderConfig {
     /// Whether attention in ONNX Runtime needs query blocks.
     pub(super) fn needs_blocks(&self) -> bool {
         match self.bias {
+            _ if self.decoder.is_some() => true,
             Bias::Disentangled(_) | Bias::Relative { .. } => false,
             Bias::Alibi | Bias::None => {
                 self.attends_by_position() || self.facts.max_positions > MAX_TOKENS_AT_ONCE
@@ -346,7 +369,7 @@ impl EncoderConfig {
             Positions::TableAfter { padding } => rows_up_to(padding),
             _ => 0,
         };
-        self.facts.max_positions.saturating_add(unusable)
+        self.facts.max_positions.saturating_add(unusable).saturating_add(self.details.position_table.unused)
     }
 }
 
@@ -362,7 +385,7 @@ impl Biases {
 impl HeadInput {
     /// The first token's vector, through a linear layer with this activation.
     pub(super) const fn first(activation: Activation) -> Self {
-        Self { activation, has_bias: true, is_mean: false }
+        Self { activation, has_bias: true, read: HeadRead::First }
     }
 }
 
@@ -393,7 +416,8 @@ impl Head {
             }
             head.labels = labels.into_values().collect();
         } else {
-            let labels = config.get("num_labels")?.unwrap_or(2);
+            let labels =
+                config.get("num_labels")?.unwrap_or(if config.model_type() == "bart" { 3 } else { 2 });
             if labels > MAX_LABELS {
                 return Err(Error::model(format!(
                     "expected `num_labels` of at most {MAX_LABELS}, but found {labels}"

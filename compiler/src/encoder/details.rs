@@ -9,6 +9,8 @@ pub(super) struct Details {
     pub(super) projection: Option<EmbeddingProjection>,
     /// Rows in the task type table; 0 if the model has none. All tokens have the first type.
     pub(super) task_types: usize,
+    /// The position table.
+    pub(super) position_table: PositionTable,
     /// Layers that share their weights.
     pub(super) sharing: Option<LayerSharing>,
     /// Factor for word embeddings.
@@ -27,6 +29,7 @@ impl Default for Details {
             norms_each_head: false,
             projection: None,
             task_types: 0,
+            position_table: PositionTable { name: "embeddings.position_embeddings.weight", unused: 0 },
             sharing: None,
             word_scale: None,
             attention_scale: None,
@@ -46,6 +49,15 @@ pub(super) struct EmbeddingProjection {
     pub(super) has_bias: bool,
     /// Whether the embedding normalization is before the projection instead of after it.
     pub(super) is_normalized_before: bool,
+}
+
+/// A position table in a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PositionTable {
+    /// Weight name.
+    pub(super) name: &'static str,
+    /// Rows before the first position.
+    pub(super) unused: usize,
 }
 
 /// ALBERT's layers: each pass runs all layers in one group, and several passes share a group.

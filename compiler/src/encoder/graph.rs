@@ -3,7 +3,10 @@
 //! normalizations.
 
 use super::{
-    config::{Bias, EmbeddingProjection, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
+    config::{
+        Bias, EmbeddingProjection, EncoderConfig, Gate, Head, HeadKind, HeadRead, Heads, Norms,
+        PositionTable, Positions,
+    },
     disentangled::{Text, convolve_neighbours},
     distance_tables::DistanceTables,
     heads::OutputHeads,
@@ -61,10 +64,14 @@ pub(super) fn graph(
     let attention_mask = mask;
     let mask = layers.cast(&attention_mask, data_type::INT32);
     let mut writer = Writer { config, layers, text, tables, bias, blocks, rotations: Vec::new(), ids, mask };
-    let embedded = writer.embeddings(&writer.ids.clone())?;
+    let embedded = writer.embeddings(None)?;
     let hidden = match &config.names.norms {
         Norms::After { .. } => writer.with_norms_after(&embedded)?,
         Norms::Before { .. } => writer.with_norms_before(&embedded)?,
+    };
+    let hidden = match &config.decoder {
+        Some(decoder) => writer.decode(decoder, &hidden)?,
+        None => hidden,
     };
     if let Some(head) = &config.head {
         let logits = writer.head(head, &hidden)?;
@@ -111,9 +118,13 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
     let begins = |names: &[&str]| names.iter().any(|head| name.starts_with(head));
     // GLiNER files contain nothing but the span model.
     let has_labels = config.head.is_some() || heads.has_scores() || heads.spans.is_some();
+    let has_decoder = config.decoder.is_some();
     config.is_in_unused_layer(name)
+        || config.decoder.as_ref().is_some_and(|decoder| decoder.layers.is_in_unused_layer(name))
         || name.starts_with("pooler.")
-        || begins(&OTHER_HEADS)
+        || begins(&OTHER_HEADS) && !(has_decoder && name.starts_with("decoder."))
+        // Records in old files, and the bias for words.
+        || has_decoder && ["encoder.version", "decoder.version", "final_logits_bias"].contains(&name)
         || !has_labels && begins(&LABEL_HEADS)
         || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
@@ -122,9 +133,9 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
 }
 
-struct Writer<'a> {
-    config: &'a EncoderConfig,
-    layers: Layers<'a>,
+pub(super) struct Writer<'a> {
+    pub(super) config: &'a EncoderConfig,
+    pub(super) layers: Layers<'a>,
     /// Shared values for DeBERTa's layers in ONNX Runtime; `None` in other families.
     text: Option<Text>,
     /// The same in the native engine; `None` in models that ignore distances, too.
@@ -132,16 +143,18 @@ struct Writer<'a> {
     /// Added to all layers' scores.
     bias: Value,
     /// Query blocks; `None` if all queries attend at once.
-    blocks: Option<Blocks>,
+    pub(super) blocks: Option<Blocks>,
     /// Query and key rotations that layers have used so far.
     rotations: Vec<Rotation>,
-    ids: Value,
+    pub(super) ids: Value,
     /// 1 for tokens and 0 for padding.
-    mask: Value,
+    pub(super) mask: Value,
 }
 
 impl Writer<'_> {
-    fn embeddings(&mut self, ids: &Value) -> Result<Value> {
+    /// Embeddings of the text; after the token `start`, without the text's last one, if it is given.
+    pub(super) fn embeddings(&mut self, start: Option<usize>) -> Result<Value> {
+        let ids = &self.ids.clone();
         let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
         let (layers, width) = (&mut self.layers, self.config.embedding_width());
         let words = layers.weights.take(names.words, &[vocabulary, width])?;
@@ -152,6 +165,10 @@ impl Writer<'_> {
                 layers.look_up(names.words, &Weight { shape: words.shape.clone(), values }, ids)
             }
         };
+        let start = start.map(|start| words.values[start * width..][..width].to_vec());
+        if start.is_some() {
+            sum = layers.graph.function("PreviousRow", [&sum, &self.mask], functions::previous_row);
+        }
         let type_table = match types {
             0 => None,
             _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, width])?),
@@ -168,8 +185,14 @@ impl Writer<'_> {
             sum = layers.graph.node("Add", &[&sum, &types], vec![]);
         }
         if positions != Positions::None {
-            let name = "embeddings.position_embeddings.weight";
+            let PositionTable { name, unused } = self.config.details.position_table;
             let mut table = layers.weights.take(name, &[self.config.position_rows(), width])?.clone();
+            table.values.drain(..unused * width);
+            table.shape[0] -= unused;
+            // Shifted texts have zeros in place of the first word.
+            let scale = self.config.details.word_scale.unwrap_or(1.0);
+            let first = table.values.iter_mut().zip(start.iter().flatten());
+            first.for_each(|(position, word)| *position += word * scale);
             // A single type is added to all tokens, and therefore to all positions. So is the first task type.
             let task_types = match self.config.details.task_types {
                 0 => None,
@@ -180,7 +203,11 @@ impl Writer<'_> {
                     row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
             }
-            let table = layers.graph.floats("positions", &table.shape, &table.values);
+            let positions_name = match start {
+                None => "positions",
+                Some(_) => "positions_after_start",
+            };
+            let table = layers.graph.floats(positions_name, &table.shape, &table.values);
             let padding = match positions {
                 Positions::TableAfter { padding } => Some(padding),
                 Positions::Table | Positions::None => None,
@@ -231,7 +258,7 @@ impl Writer<'_> {
     /// Whether the last layer can leave out all tokens but the first.
     fn reads_first_only(&self) -> bool {
         let head = self.config.head.as_ref().filter(|head| head.kind == HeadKind::Text);
-        let has_one_row = head.is_some() && !self.config.head_input.is_mean;
+        let has_one_row = head.is_some() && self.config.head_input.read == HeadRead::First;
         // The convolution, after the first layer, needs all tokens.
         let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
         let is_norm_after = matches!(self.config.names.norms, Norms::After { .. });
@@ -293,7 +320,7 @@ impl Writer<'_> {
     }
 
     /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
-    fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+    pub(super) fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let config = self.config;
         let (names, hidden) = (config.names, config.facts.hidden);
         let Heads { queries, keys, width } = config.heads;
@@ -388,7 +415,7 @@ impl Writer<'_> {
     }
 
     /// Attention with all queries at once.
-    fn attend_at_once(
+    pub(super) fn attend_at_once(
         &mut self,
         layer: usize,
         [query, key, value]: [&Value; 3],
@@ -412,7 +439,7 @@ impl Writer<'_> {
         Ok(layers.graph.microsoft("MultiHeadAttention", &inputs, attributes))
     }
 
-    fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
+    pub(super) fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
         let (hidden, part) = (config.facts.hidden, config.feed_forward);
         let raised = self.project(&config.up(layer), input, hidden)?;
@@ -430,7 +457,12 @@ impl Writer<'_> {
     }
 
     /// Linear layers; in int8, families without native engine support have a scale per token too.
-    fn project(&mut self, projections: &[Projection], input: &Value, inputs: usize) -> Result<Value> {
+    pub(super) fn project(
+        &mut self,
+        projections: &[Projection],
+        input: &Value,
+        inputs: usize,
+    ) -> Result<Value> {
         match self.blocks.is_some() || self.config.scales_each_token() {
             true => self.layers.project_by_token(projections, input, inputs),
             false => self.layers.project(projections, input, inputs),
@@ -446,11 +478,17 @@ impl Writer<'_> {
         let is_first_only = self.reads_first_only();
         let layers = &mut self.layers;
         let one = layers.graph.integers("one", &[1]);
-        let read = if self.config.head_input.is_mean {
-            layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
-        } else {
-            let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
-            layers.graph.node("Squeeze", &[&first, &one], vec![])
+        let read = match self.config.head_input.read {
+            HeadRead::Mean => {
+                layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
+            }
+            HeadRead::Last => {
+                layers.graph.function("LastOfTokens", [tokens, &self.mask], functions::last_of_tokens)
+            }
+            HeadRead::First => {
+                let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
+                layers.graph.node("Squeeze", &[&first, &one], vec![])
+            }
         };
         let pooled = self.before_labels(&read)?;
         self.label(self.config.names.labels, head, &pooled)

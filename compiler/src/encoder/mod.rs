@@ -1,6 +1,7 @@
 //! Encoders, with and without a head for labels: from `config.json` and weights to a graph.
 
 mod config;
+mod cross_attention;
 mod decoder;
 mod details;
 mod disentangled;

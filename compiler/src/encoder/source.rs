@@ -40,7 +40,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let tokenizer = families::tokenizer(&folder, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
-    let mut weights = Weights::open(&folder)?.with_prefix(prefix, config.names.words);
+    let mut weights = families::weights(&mut config, Weights::open(&folder)?)?;
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.

@@ -6,7 +6,7 @@ use super::{
         Rules, SCORES, Unused,
         Values::{Any, Every, Only, SameAs},
     },
-    shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+    shared::{BART_LEGACY, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
 
 /// Head keys.
@@ -379,6 +379,37 @@ family!(
     [PADDING, T5_ALIASES, &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]]
 );
 
+family!(
+    BART,
+    [&[
+        "activation_function",
+        "d_model",
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "decoder_layers",
+        "decoder_start_token_id",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "encoder_layers",
+        "eos_token_id",
+        "is_decoder",
+        "is_encoder_decoder",
+        "max_position_embeddings",
+        "scale_embedding",
+        "tie_word_embeddings",
+    ]],
+    [
+        PADDING,
+        BART_LEGACY,
+        &[
+            ("force_bos_token_to_be_generated", Any),
+            ("hidden_size", SameAs("d_model")),
+            ("num_attention_heads", SameAs("encoder_attention_heads")),
+            ("num_hidden_layers", Any),
+        ],
+    ]
+);
+
 /// Rotary position keys.
 const ROPE: Rules = Rules {
     read: &[&[
@@ -457,6 +488,7 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
         "qwen3" => &QWEN3,
         "gemma3_text" => &GEMMA3,
         "t5" | "mt5" => &T5,
+        "bart" => &BART,
         "model2vec" => &STATIC,
         _ => return None,
     })

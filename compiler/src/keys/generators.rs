@@ -5,7 +5,7 @@ use super::{
         Rules, Unused,
         Values::{Any, Only, SameAs},
     },
-    shared::{SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+    shared::{BART_LEGACY, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
 
 /// Keys for heads, and unread token keys.
@@ -49,23 +49,14 @@ seq2seq!(
         "scale_embedding",
         "share_encoder_decoder_embeddings"
     ]],
-    [&[
-        ("hidden_size", SameAs("d_model")),
-        ("num_attention_heads", SameAs("encoder_attention_heads")),
-        ("num_hidden_layers", Any),
-        // For other forms of fairseq's and Marian's models. No `transformers` version since 4.0 reads them.
-        ("add_bias_logits", Any),
-        ("add_final_layer_norm", Any),
-        ("extra_pos_embeddings", Any),
-        ("normalize_before", Any),
-        ("normalize_embedding", Any),
-        ("static_position_embeddings", Any),
-        // For distillation.
-        ("replacing_rate", Any),
-        ("save_step", Any),
-        ("student_decoder_layers", Any),
-        ("student_encoder_layers", Any),
-    ]]
+    [
+        &[
+            ("hidden_size", SameAs("d_model")),
+            ("num_attention_heads", SameAs("encoder_attention_heads")),
+            ("num_hidden_layers", Any),
+        ],
+        BART_LEGACY
+    ]
 );
 seq2seq!(
     T5_WHOLE,

@@ -102,3 +102,18 @@ pub(super) const T5_ALIASES: &[Unused] = &[
     ("num_hidden_layers", SameAs("num_layers")),
     ("is_encoder_decoder", Any),
 ];
+/// Unread keys in BART's and its successors' files.
+pub(super) const BART_LEGACY: &[Unused] = &[
+    // For other forms of fairseq's and Marian's models. No `transformers` version since 4.0 reads them.
+    ("add_bias_logits", Any),
+    ("add_final_layer_norm", Any),
+    ("extra_pos_embeddings", Any),
+    ("normalize_before", Any),
+    ("normalize_embedding", Any),
+    ("static_position_embeddings", Any),
+    // For distillation.
+    ("replacing_rate", Any),
+    ("save_step", Any),
+    ("student_decoder_layers", Any),
+    ("student_encoder_layers", Any),
+];

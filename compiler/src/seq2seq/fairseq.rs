@@ -13,7 +13,7 @@ use kivu::error::{Error, Result};
 
 pub(super) const M2M100: &str = "m2m_100";
 pub(super) const MARIAN: &str = "marian";
-pub(super) const BART: &str = "bart";
+pub(crate) const BART: &str = "bart";
 pub(super) const MBART: &str = "mbart";
 pub(super) const PEGASUS: &str = "pegasus";
 
@@ -21,7 +21,12 @@ pub(super) const PEGASUS: &str = "pegasus";
 const EPSILON: f32 = 1e-5;
 
 /// Rows at the start of BART's position tables that no token uses.
-const UNUSED_POSITIONS: usize = 2;
+pub(crate) const UNUSED_POSITIONS: usize = 2;
+
+/// Whether a config describes BART with a label head, which `encoder` builds.
+pub(crate) fn has_labels(config: &ConfigFile) -> bool {
+    config.model_type() == BART && config.architecture().ends_with("ForSequenceClassification")
+}
 
 /// Maximum number of values in a position table, a hundred times the largest models'.
 const MAX_POSITION_VALUES: usize = 1 << 28;

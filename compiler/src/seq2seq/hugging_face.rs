@@ -41,7 +41,7 @@ const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
 pub(crate) fn is_in(folder: &Path) -> bool {
     let is_encoder = |config: &ConfigFile| {
         let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
-        is_whole && t5::is_described_by(config)
+        is_whole && t5::is_described_by(config) || fairseq::has_labels(config)
     };
     let is_supported =
         |config: ConfigFile| MODEL_TYPES.contains(&config.model_type()) && !is_encoder(&config);

@@ -54,8 +54,8 @@ pub(super) fn rows<K: Kernel>(
                     out.iter_mut().for_each(|value| *value /= count);
                 }
             }
-            RowOperation::Neighbours { input, .. } => {
-                join_neighbours(run, program.values[*input], width, &rows, &mut out);
+            RowOperation::Neighbours { input, before, .. } => {
+                join_neighbours(run, program.values[*input], (width, *before), &rows, &mut out);
             }
             RowOperation::Linear { input, layer, .. } => {
                 let panels = 0..layer.outputs / LANES;
@@ -159,9 +159,15 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
     }
 }
 
-/// Joins each token's row with its neighbours' rows, into rows of `width` numbers.
+/// Joins consecutive rows into rows of `width` numbers; the first is `before` rows before each token's own.
 #[inline(always)]
-fn join_neighbours(run: &Run, value: Value, width: usize, rows: &Range<usize>, out: &mut [f32]) {
+fn join_neighbours(
+    run: &Run,
+    value: Value,
+    (width, before): (usize, usize),
+    rows: &Range<usize>,
+    out: &mut [f32],
+) {
     out.fill(0.0);
     let count = width / value.width;
     let first = run.texts.partition_point(|text| text.end <= rows.start);
@@ -170,7 +176,6 @@ fn join_neighbours(run: &Run, value: Value, width: usize, rows: &Range<usize>, o
         let tokens = text.start.max(rows.start)..text.end.min(rows.end);
         for place in 0..count {
             // The neighbour's index plus `before` is the token's index plus `place`.
-            let before = count / 2;
             let from = (tokens.start + place).saturating_sub(before).max(attended.start);
             let to = (tokens.end + place).saturating_sub(before).min(attended.end);
             let mut token = from + before;

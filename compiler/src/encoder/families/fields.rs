@@ -42,6 +42,7 @@ impl EncoderConfig {
             names,
             head: Head::read(config)?,
             head_input: HeadInput::first(Activation::Tanh),
+            decoder: None,
             details: Details {
                 ties_words: config.is_set_or("tie_word_embeddings", true)?,
                 ..Details::default()

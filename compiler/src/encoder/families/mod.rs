@@ -1,6 +1,7 @@
 //! Encoder families: reads their `config.json` into a description, and names their weights.
 
 mod albert;
+mod bart;
 mod bert;
 mod fields;
 mod gemma3;
@@ -23,7 +24,7 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 20] = [
+pub(crate) const MODEL_TYPES: [&str; 21] = [
     "bert",
     "distilbert",
     "roberta",
@@ -44,6 +45,7 @@ pub(crate) const MODEL_TYPES: [&str; 20] = [
     "gemma3_text",
     t5::T5,
     t5::MT5,
+    bart::BART,
 ];
 
 /// Reads the `config.json` in `folder`; unsupported architectures are refused.
@@ -71,6 +73,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "qwen3" => qwen3::read(config),
         "gemma3_text" => gemma3::read(config),
         t5::T5 | t5::MT5 => t5::read(config),
+        bart::BART => bart::read(config),
         other => Err(Error::model(format!(
             "expected a `model_type` among {}, but found `{other}` ({}); {}",
             quoted(&MODEL_TYPES),
@@ -95,6 +98,11 @@ fn alternative(architecture: &str) -> &'static str {
 
 /// Reads the model's `tokenizer.json` in `folder`.
 pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
+    if let Some(decoder) = &config.decoder {
+        let tokenizer = byte_pairs::tokenizer(folder)?;
+        bart::check_end(decoder.end, &tokenizer)?;
+        return Ok(tokenizer);
+    }
     match config.names {
         names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
         names if [bert::ROBERTA.prefix, bert::DATA2VEC.prefix].contains(&names.prefix) => {
@@ -103,6 +111,14 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
         names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
         _ => read_tokenizer(folder),
     }
+}
+
+/// The body's weights, under their prefix in models with a head.
+pub(super) fn weights(config: &mut EncoderConfig, weights: Weights) -> Result<Weights> {
+    bart::name_words(config, &weights);
+    let weights = weights.with_prefix(config.names.prefix, config.names.words);
+    bart::check_words(config, &weights)?;
+    Ok(weights)
 }
 
 /// Completes a description with properties visible only in the weights.
@@ -140,6 +156,10 @@ mod tests {
             changed("tiny-albert", "num_hidden_layers", json!(2000)),
             changed("tiny-ernie", "task_type_vocab_size", json!(0)),
             changed("tiny-megatron", "is_decoder", json!(true)),
+            changed("tiny-bart-nli", "is_encoder_decoder", json!(false)),
+            changed("tiny-bart-nli", "tie_word_embeddings", json!(false)),
+            changed("tiny-bart-nli", "decoder_start_token_id", json!(-1)),
+            changed("tiny-bart-nli", "architectures", json!(["BartForQuestionAnswering"])),
             changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
             changed("tiny-mpnet", "num_attention_heads", json!(5)),
             changed("tiny-modernbert", "local_attention", json!(0)),
@@ -185,6 +205,10 @@ mod tests {
         expected at most 1024 layers (`num_hidden_layers` times `inner_group_num`), but found 2000
         expected `task_type_vocab_size` from 1 to 2097152, but found 0
         expected `is_decoder` false, but found true
+        expected `is_encoder_decoder` true, but found false
+        expected `tie_word_embeddings` true, but found false
+        expected `decoder_start_token_id` below 295, the `vocab_size`, but found -1
+        expected BART with a label head (`…ForSequenceClassification`), but found `BartForQuestionAnswering`
         expected `relative_attention_num_buckets` 32, but found 16
         expected `hidden_size` to be a multiple of `num_attention_heads`, but found 32 and 5
         expected `local_attention` of at least 2, but found 0
@@ -264,8 +288,9 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 17] = [
+        const FIXTURES: [(&str, &str); 18] = [
             ("albert", "tiny-albert"),
+            ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
             ("camembert", "tiny-camembert-ner"),
             ("data2vec-text", "tiny-data2vec"),
@@ -359,7 +384,7 @@ mod tests {
                 }
             }
         }
-        assert!(configs.len() >= 19, "{:?}", configs.keys());
+        assert!(configs.len() >= 20, "{:?}", configs.keys());
         assert!(ignored.is_empty(), "{ignored:#?}");
     }
 }

@@ -4,7 +4,7 @@ use super::{fields, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{
-        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span,
+        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, HeadRead, Heads, Names, Norms, Span,
     },
     layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
@@ -54,7 +54,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         head_input: HeadInput {
             activation: activation(config, "classifier_activation")?,
             has_bias: config.is_set("classifier_bias")?,
-            is_mean: is_mean(config)?,
+            read: if is_mean(config)? { HeadRead::Mean } else { HeadRead::First },
         },
         details: Details {
             predicts_with_bias: config.is_set_or("decoder_bias", true)?,

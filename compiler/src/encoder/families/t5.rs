@@ -67,6 +67,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         names: if is_gated { &GATED } else { &PLAIN },
         head: None,
         head_input: HeadInput::first(Activation::Tanh),
+        decoder: None,
         details: Details { attention_scale: Some(1.0), ..Details::default() },
     })
 }

@@ -179,6 +179,7 @@ impl<'a> Reader<'a> {
                 Meaning::Distances(input(0))
             }
             (FUNCTIONS, "Neighbours") => self.neighbours(node)?,
+            (FUNCTIONS, "PreviousRow") => self.previous(node)?,
             (FUNCTIONS, "DisentangledAttention") => self.disentangled_attention(node)?,
             (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
             (FUNCTIONS, "QuantizedLinear" | "QuantizedLinearInBlocks") => self.linear(node)?,

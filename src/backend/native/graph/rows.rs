@@ -46,7 +46,23 @@ impl<'a> Reader<'a> {
         let odd = count.filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS);
         let Some(count) = odd.filter(|_| per == Per::Token) else { return Err(refuse()) };
         let out = self.value(Per::Token, count * width);
-        self.row(Per::Token, RowOperation::Neighbours { input, out });
+        self.row(Per::Token, RowOperation::Neighbours { input, before: count / 2, out });
+        Ok(self.all(out))
+    }
+
+    /// Each token's row is its predecessor's.
+    pub(super) fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask] = &node.input[..] else { return Err(refuse()) };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        if per != Per::Token {
+            return Err(refuse());
+        }
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Neighbours { input, before: 1, out });
         Ok(self.all(out))
     }
 

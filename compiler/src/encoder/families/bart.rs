@@ -1,0 +1,166 @@
+//! BART's label head: a decoder reads the encoder's text, shifted by one token, and the head its last token.
+
+use super::fields::{activation, expect};
+pub(super) use crate::seq2seq::fairseq::BART;
+use crate::{
+    config::{ConfigFile, head_width},
+    encoder::config::{
+        Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, HeadRead,
+        Heads, Names, Norms, PositionTable, Positions, Span,
+    },
+    layers::{Activation, AttentionWindow, NormKind},
+    seq2seq::fairseq::{UNUSED_POSITIONS, has_labels},
+    weights::Weights,
+};
+use kivu::{
+    error::{Error, Result},
+    tokenizer::{Tokenizer, Truncation},
+};
+
+/// Names for the word table, which files may have under one or all of them.
+const TABLES: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+/// The end token that `config.json` need not name; it is the decoder's first token, too.
+const END: i64 = 2;
+/// PyTorch's default, which BART's code uses.
+const EPSILON: f32 = 1e-5;
+
+const ENCODER: Names = Names {
+    prefix: "model.",
+    words: TABLES[0],
+    embedding_norm: Some("encoder.layernorm_embedding"),
+    layer: "encoder.layers.",
+    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    query_key_norms: None,
+    attention_output: "self_attn.out_proj",
+    norms: Norms::After { attention: &["self_attn_layer_norm"], output: "final_layer_norm" },
+    up: &["fc1"],
+    down: "fc2",
+    dense: ("classification_head.dense", false),
+    dense_norm: None,
+    labels: "classification_head.out_proj",
+};
+const NAMED_BY_ENCODER: Names = Names { words: TABLES[1], ..ENCODER };
+const NAMED_BY_DECODER: Names = Names { words: TABLES[2], ..ENCODER };
+const DECODER: Names =
+    Names { embedding_norm: Some("decoder.layernorm_embedding"), layer: "decoder.layers.", ..ENCODER };
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    if !has_labels(config) {
+        return Err(Error::model(format!(
+            "expected BART with a label head (`…ForSequenceClassification`), but found `{}`",
+            config.architecture()
+        )));
+    }
+    for (field, expected) in
+        [("is_decoder", false), ("is_encoder_decoder", true), ("tie_word_embeddings", true)]
+    {
+        expect(config, field, &expected)?;
+    }
+    let start = config.get("decoder_start_token_id")?.unwrap_or(END);
+    let vocabulary = config.require_size("vocab_size")?;
+    if !usize::try_from(start).is_ok_and(|start| start < vocabulary) {
+        return Err(Error::model(format!(
+            "expected `decoder_start_token_id` below {vocabulary}, the `vocab_size`, but found {start}"
+        )));
+    }
+    let decoder = Decoder {
+        end: config.get("eos_token_id")?.unwrap_or(END),
+        start: usize::try_from(start).unwrap_or_default(),
+        layers: EncoderConfig {
+            spans: vec![Span { window: AttentionWindow::BEFORE, rotary: None }],
+            ..half(config, "decoder", &DECODER)?
+        },
+    };
+    Ok(EncoderConfig {
+        decoder: Some(Box::new(decoder)),
+        head: Head::read(config)?,
+        ..half(config, "encoder", &ENCODER)?
+    })
+}
+
+/// The encoder or decoder.
+fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Result<EncoderConfig> {
+    let hidden = config.require_size("d_model")?;
+    let size = |field: &str| config.require_size(&format!("{half}_{field}"));
+    let heads = size("attention_heads")?;
+    let scale = config.is_set("scale_embedding")?.then(|| (hidden as f32).sqrt());
+    let positions =
+        if half == "encoder" { "encoder.embed_positions.weight" } else { "decoder.embed_positions.weight" };
+    Ok(EncoderConfig {
+        facts: Facts {
+            architecture: config.architecture().to_owned(),
+            hidden,
+            max_positions: config.require_size("max_position_embeddings")?,
+        },
+        vocabulary: config.require_size("vocab_size")?,
+        layers: size("layers")?,
+        heads: Heads { queries: heads, keys: heads, width: head_width(hidden, heads)? },
+        feed_forward: FeedForward {
+            width: size("ffn_dim")?,
+            activation: activation(config, &["activation_function"])?,
+            gate: Gate::None,
+        },
+        norm: NormKind::Layer { has_bias: true },
+        epsilon: EPSILON,
+        positions: Positions::Table,
+        types: 0,
+        spans: vec![Span::ALL],
+        bias: Bias::None,
+        biases: Biases::ALL,
+        names,
+        head: None,
+        head_input: HeadInput { read: HeadRead::Last, ..HeadInput::first(Activation::Tanh) },
+        decoder: None,
+        details: Details {
+            word_scale: scale,
+            position_table: PositionTable { name: positions, unused: UNUSED_POSITIONS },
+            ..Details::default()
+        },
+    })
+}
+
+/// Finds the word table; a file may have it under any of its names.
+pub(super) fn name_words(config: &mut EncoderConfig, weights: &Weights) {
+    if !std::ptr::eq(config.names, &ENCODER) {
+        return;
+    }
+    let names = [&ENCODER, &NAMED_BY_ENCODER, &NAMED_BY_DECODER];
+    let has_words = |names: &&&Names| weights.has(&format!("{}{}", names.prefix, names.words));
+    config.names = names.iter().find(has_words).unwrap_or(&&ENCODER);
+}
+
+/// Refuses other word tables than the one that is used: `transformers` versions disagree on which to use.
+pub(super) fn check_words(config: &EncoderConfig, weights: &Weights) -> Result<()> {
+    if config.decoder.is_none() {
+        return Ok(());
+    }
+    let shape = [config.vocabulary, config.facts.hidden];
+    let words = weights.take(config.names.words, &shape)?;
+    for name in TABLES.iter().filter(|name| weights.has(&format!("{}{name}", weights.prefix))) {
+        if weights.take(name, &shape)? != words {
+            return Err(Error::model(format!(
+                "expected `{name}` to equal `{}`, but found a different matrix",
+                config.names.words
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses tokenizers whose texts do not end with the end token, which the head reads.
+pub(super) fn check_end(end: i64, tokenizer: &[u8]) -> Result<()> {
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let text = tokenizer.encode("a", usize::MAX, Truncation::Off)?;
+    let pair = tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)?;
+    match [text, pair]
+        .iter()
+        .map(|encoding| encoding.ids.last())
+        .find(|last| last.map(|id| i64::from(*id)) != Some(end))
+    {
+        None => Ok(()),
+        Some(last) => Err(Error::model(format!(
+            "expected texts that end with the token {end}, the `eos_token_id`, but found {}",
+            last.map_or("none".to_owned(), u32::to_string)
+        ))),
+    }
+}
