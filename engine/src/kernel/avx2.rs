@@ -36,8 +36,11 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
 
     fn store_activations(bytes: [u8; LANES], out: &mut [u8]);
 
-    /// Called with each row after its activations are stored.
-    fn finish_row(row: &mut [u8]);
+    /// Writes the end of a row, after its activations are stored.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn finish_row(row: &mut [u8]);
 
     /// Multiplies one to [`TILE_ROWS`](Self::TILE_ROWS) rows, as many as `out` has, by panel `n`.
     ///
@@ -124,7 +127,8 @@ impl<I: Int8Products> Kernel for Bits256<I> {
 
     #[inline(always)]
     fn finish_row(self, row: &mut [u8]) {
-        I::finish_row(row);
+        // SAFETY: `self` is proof that the processor has the features.
+        unsafe { I::finish_row(row) };
     }
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
@@ -201,7 +205,7 @@ impl Int8Products for Vnni {
     }
 
     #[inline(always)]
-    fn finish_row(_: &mut [u8]) {}
+    unsafe fn finish_row(_: &mut [u8]) {}
 
     #[target_feature(enable = "avx2,fma,avxvnni")]
     unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {

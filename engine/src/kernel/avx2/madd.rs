@@ -65,11 +65,21 @@ impl Int8Products for Madd {
         out.copy_from_slice(words.map(u16::to_le_bytes).as_flattened());
     }
 
-    #[inline(always)]
-    fn finish_row(row: &mut [u8]) {
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn finish_row(row: &mut [u8]) {
         let (activations, end) = row.split_at_mut(row.len() - Self::ROW_END_SIZE);
-        let mut sum = 0_i32;
-        for group in activations.as_chunks::<{ GROUP * SIZE }>().0 {
+        let (registers, rest) = activations.as_chunks::<{ LANES * SIZE }>();
+        let mut sums = _mm256_setzero_si256();
+        for register in registers {
+            // SAFETY: 16 activations are 32 bytes long, as is a register.
+            let groups = unsafe { _mm256_loadu_si256(register.as_ptr().cast()) };
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(groups, _mm256_srli_epi64::<32>(groups)));
+        }
+        let mut lanes = [0_i32; LANES / 2];
+        // SAFETY: eight sums are 32 bytes long, as is a register.
+        unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sums) };
+        let mut sum = lanes.into_iter().fold(0, i32::wrapping_add);
+        for group in rest.as_chunks::<{ GROUP * SIZE }>().0 {
             let [a, c, b, d] = from_fn(|n| i32::from(group[n * SIZE]));
             sum = sum.wrapping_add(a * b + c * d);
         }
