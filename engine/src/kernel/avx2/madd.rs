@@ -110,10 +110,6 @@ impl Int8Products for Madd {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Sums; 2]; ROWS]]) {
     let row_size = row_size(blocks.len());
-    for (row, out) in rows.chunks_exact(row_size).zip(out.as_flattened_mut()) {
-        let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
-        out[n] = [end.wrapping_neg(); LANES];
-    }
     let mut wide = MaybeUninit::<[WideBlock; MAX_BLOCKS]>::uninit();
     let wide: *mut WideBlock = wide.as_mut_ptr().cast();
     let depth = part(blocks.len().max(1), MAX_BLOCKS);
@@ -131,8 +127,10 @@ unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Su
                 // SAFETY: any address may be prefetched.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(block).cast()) };
             }
+            let mut sums = initial_sums((rows, row_size), i == 0, products, (n, out));
             // SAFETY: the rows are as long as all blocks, per this function's contract.
-            unsafe { multiply((&rows[i * depth * GROUP * SIZE..], row_size), wide, products, (n, out)) };
+            unsafe { multiply((&rows[i * depth * GROUP * SIZE..], row_size), wide, &mut sums) };
+            store(&sums, n, out);
         }
     }
 }
@@ -211,18 +209,8 @@ macro_rules! row {
 /// # Safety
 /// `rows` begins with four activations per block, for each row. There is a block.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply(
-    (rows, row_size): (&[u8], usize),
-    blocks: &[WideBlock],
-    products: [__m256i; 2],
-    (n, out): (usize, &mut [[Sums; 2]; ROWS]),
-) {
-    let mut sums: [[__m256i; 2]; ROWS] = from_fn(|r| {
-        let initial: *const __m256i = out[r][n].as_ptr().cast();
-        // SAFETY: `Sums` is 64 bytes long, as are two registers.
-        from_fn(|half| _mm256_sub_epi32(unsafe { _mm256_loadu_si256(initial.add(half)) }, products[half]))
-    });
-    let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = &mut sums;
+unsafe fn multiply((rows, row_size): (&[u8], usize), blocks: &[WideBlock], sums: &mut [[__m256i; 2]; ROWS]) {
+    let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = sums;
     let range = blocks.as_ptr_range();
     // SAFETY: the loop reads each block, which is aligned like a register, and each row's activations for it.
     unsafe {
@@ -253,7 +241,6 @@ unsafe fn multiply(
             options(readonly, nostack),
         );
     }
-    store(&sums, n, out);
 }
 
 /// Multiplies `R` rows by panel `n` without Winograd's identity, which does not pay for few rows.
@@ -289,6 +276,32 @@ unsafe fn pairs(group: *const u8) -> [__m256i; 2] {
     let group: *const i32 = group.cast();
     // SAFETY: per this function's contract.
     unsafe { [_mm256_set1_epi32(group.read_unaligned()), _mm256_set1_epi32(group.add(1).read_unaligned())] }
+}
+
+/// Sums to which a chunk's products are added: those of the chunks before it, or the rows' ends subtracted from zero;
+/// less the chunk's own pair products.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn initial_sums(
+    (rows, row_size): (&[u8], usize),
+    is_first: bool,
+    products: [__m256i; 2],
+    (n, out): (usize, &[[Sums; 2]; ROWS]),
+) -> [[__m256i; 2]; ROWS] {
+    let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
+    // Loops: what iterator adapters call in the standard library is not compiled for the processor's features.
+    for ((sums, row), out) in sums.iter_mut().zip(rows.chunks_exact(row_size)).zip(out) {
+        if is_first {
+            let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
+            *sums = [_mm256_set1_epi32(end.wrapping_neg()); 2];
+        } else {
+            let out: *const __m256i = out[n].as_ptr().cast();
+            // SAFETY: `Sums` is 64 bytes long, as are two registers.
+            *sums = unsafe { [_mm256_loadu_si256(out), _mm256_loadu_si256(out.add(1))] };
+        }
+        *sums = [_mm256_sub_epi32(sums[0], products[0]), _mm256_sub_epi32(sums[1], products[1])];
+    }
+    sums
 }
 
 #[target_feature(enable = "avx2")]
