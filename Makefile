@@ -47,6 +47,7 @@ PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
+WHEEL_TOOLS := .kivu/maturin/installed
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -84,7 +85,7 @@ test-tools:
 	$(TIMED) make --silent tools browser
 
 test-compile:
-	$(TIMED) sh -c 'cargo build --workspace --bins && cargo test --workspace --no-run'
+	$(TIMED) sh -c 'cargo build --workspace --lib --bins && cargo test --workspace --no-run'
 
 # Uses the program that was compiled for the tests.
 test-bundles: test-compile
@@ -236,6 +237,12 @@ packages:
 	python3 packaging/dist.py $(DIST)/packages x86_64=$(DIST)/build/x86_64-unknown-linux-gnu/release \
 	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/release
 	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(EMULATED)
+
+.PHONY: wheel
+wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in target/wheels
+	rm -rf python/kivuml/lib && mkdir -p python/kivuml/lib
+	cp .kivu/onnxruntime/* python/kivuml/lib/
+	.kivu/maturin/bin/maturin build --release --locked --manifest-path python/Cargo.toml --out target/wheels
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
@@ -455,6 +462,7 @@ $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
+$(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 

@@ -13,6 +13,7 @@ mod interrupt;
 mod key;
 mod models;
 mod named;
+mod program;
 mod ps;
 mod pull;
 mod push;
@@ -96,6 +97,15 @@ impl Command {
             _ => None,
         }
     }
+}
+
+/// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments.
+pub fn main_of_package(
+    interpreter: Vec<OsString>,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> ExitCode {
+    program::start_with(interpreter);
+    main(arguments)
 }
 
 /// Runs the command with these arguments, of which the first is the program's name.

@@ -10,7 +10,7 @@ def main():
 
     # The command has handlers of its own, and must end on Ctrl-C before it installs them.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    code = _package.native().command(["kivu", *sys.argv[1:]])
+    code = _package.native().command([sys.executable, "-m", "kivuml"], ["kivu", *sys.argv[1:]])
     sys.stdout.flush()
     sys.stderr.flush()
     # As in a program, threads that still run end here.

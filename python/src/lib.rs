@@ -26,10 +26,11 @@ mod native {
     use crate::model::Model;
 
     /// Runs the `kivu` command with these arguments, of which the first is the program's name; returns its exit code.
+    /// `interpreter` is the command that starts it again.
     #[pyfunction]
-    fn command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    fn command(py: Python<'_>, interpreter: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| {
-            let code = kivu_cli::main(arguments);
+            let code = kivu_cli::main_of_package(interpreter, arguments);
             let _ = io::stdout().flush();
             // The standard library has no conversion.
             (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).unwrap_or(1)

@@ -61,6 +61,13 @@ struct Prediction<'a> {
     score: f32,
 }
 
+/// A document's place and score.
+#[derive(Serialize)]
+struct Ranked {
+    index: usize,
+    score: f32,
+}
+
 /// How many results a ranking has.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -251,8 +258,7 @@ impl Model {
         let documents = Batch { texts: documents, argument: "documents", first: 0 }.texts()?;
         let (scores, _) = wait(py, async { ranker.run(query, documents, Deadline::none()).await })?;
         let order = descending(&scores).into_iter().take(top_k.unwrap_or(usize::MAX));
-        let ranks: Vec<Value> =
-            order.map(|index| json!({ "index": index, "score": scores[index] })).collect();
+        let ranks: Vec<_> = order.map(|index| Ranked { index, score: scores[index] }).collect();
         to_json(py, &ranks)
     }
 

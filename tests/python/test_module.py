@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -176,7 +175,7 @@ class Tasks(unittest.TestCase):
     def test_descriptions(self):
         minilm = model("minilm")
         self.assertEqual((minilm.name, minilm.task, minilm.dimensions), ("minilm", "feature-extraction", 384))
-        self.assertEqual((model("sentiment").labels, model("sentiment").dimensions), (["NEGATIVE", "POSITIVE"], None))
+        self.assertEqual((model("sentiment").labels, model("sentiment").dimensions), (["negative", "neutral", "positive"], None))
         self.assertIn("minilm", repr(minilm))
 
 
@@ -264,7 +263,8 @@ class Inputs(unittest.TestCase):
                 call()
             except Exception as error:  # noqa: BLE001 - a panic or an abort is no Exception
                 kinds.add(type(error))
-        self.assertLessEqual(kinds, {TypeError, ValueError, OverflowError, *vars(errors).values()})
+        known = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+        self.assertLessEqual(kinds, known | {TypeError, ValueError, OverflowError})
 
     def test_closed_and_unknown_models(self):
         with load(BUNDLES / "minilm") as opened:
@@ -303,14 +303,6 @@ class Processes(unittest.TestCase):
         self.assertEqual(model("minilm").encode(TEXTS).tobytes(), expected)
 
     def test_a_fork_during_a_call_is_refused(self):
-        began, ended = threading.Event(), threading.Event()
-
-        def texts():
-            while not ended.is_set():
-                began.set()
-                yield from TEXTS * 400
-                model("minilm").encode(TEXTS * 400)
-
         def work():
             try:
                 model("minilm").encode("a")
@@ -319,7 +311,7 @@ class Processes(unittest.TestCase):
             return "no error"
 
         with ThreadPoolExecutor(1) as pool:
-            long = pool.submit(model("minilm").encode, TEXTS * 2000)
+            long = pool.submit(model("minilm").encode, TEXTS * 200)
             found = ["no error"]
             while not long.done() and found[-1] == "no error":
                 found.append(self.in_child(work))
@@ -378,9 +370,9 @@ class Processes(unittest.TestCase):
                 except errors.InvalidError:
                     pass
 
-        calls(2000)
+        calls(500)
         memory, files, threads = state()
-        calls(3000)
+        calls(1500)
         for _ in range(5):
             load(BUNDLES / "vectors-static").close()
         now = state()
@@ -460,7 +452,7 @@ class Frameworks(unittest.TestCase):
 
         pipeline = Pipeline()
         pipeline.add_component("embedder", KivuTextEmbedder(str(BUNDLES / "prompts")))
-        again = Pipeline.loads(pipeline.dumps())
+        again = Pipeline.loads(pipeline.dumps(), allowed_modules=["kivuml.haystack"])
         self.assertEqual(again.run({"embedder": {"text": TEXTS[0]}})["embedder"]["embedding"], self.query)
         embedder = KivuDocumentEmbedder(str(BUNDLES / "prompts"))
         found = embedder.run([Document(content=text) for text in TEXTS])["documents"]
