@@ -92,7 +92,7 @@ test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --workspace --lib --bins --test bits --test streaming
+	$(TIMED) cargo test --workspace --exclude kivu-python --lib --bins --test bits --test streaming
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
@@ -372,7 +372,7 @@ HASWELL = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/
 kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 without and with i8mm, x86-64 without VNNI
 	cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
 	QEMU_CPU=max cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
-	$(HASWELL) cargo test --workspace --lib --test bits -- kernel:: programs_have
+	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI

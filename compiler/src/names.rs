@@ -121,10 +121,12 @@ pub fn open(
         let path = Path::new(name);
         let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));
         let is_bundle = Url::of(path).is_some() || path.join(MANIFEST).is_file();
-        let is_named = config.models.is_empty() || RepositoryName::is_name(name);
-        if !is_configured && (is_bundle || is_named) {
-            config.models = vec![resolve(path, config)?.into()];
-            return Ok(Model::open_all(config)?.remove(0));
+        let is_named = config.models.is_empty() || RepositoryName::is_name(name) || path.exists();
+        if is_configured {
+            config.models.retain(|model| model.name.as_deref() == Some(name));
+            config.aliases.retain(|_, model| model == name);
+        } else if is_bundle || is_named {
+            return Model::open(&resolve(path, config)?, config);
         }
     }
     for index in 0..config.models.len() {

@@ -38,7 +38,10 @@ def _listed(value):
 def as_json(parameters):
     """Returns the parameters that are set, as JSON."""
     given = {name: value for name, value in parameters.items() if value is not None}
-    return json.dumps(given, default=_plain)
+    try:
+        return json.dumps(given, default=_plain, allow_nan=False)
+    except ValueError:
+        raise InvalidError("expected finite numbers as parameters, but found another value") from None
 
 
 def _plain(value):

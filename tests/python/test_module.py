@@ -297,6 +297,9 @@ class Processes(unittest.TestCase):
     def test_forked_children_open_models_again(self):
         expected = model("minilm").encode(TEXTS).tobytes()
         self.assertEqual(self.in_child(lambda: model("minilm").encode(TEXTS).tobytes().hex()), expected.hex())
+        # ONNX Runtime has threads of its own.
+        by_runtime = model("prompts").encode(TEXTS).tobytes()
+        self.assertEqual(self.in_child(lambda: model("prompts").encode(TEXTS).tobytes().hex()), by_runtime.hex())
         # Grandchildren, and models that are closed in the child.
         self.assertEqual(self.in_child(lambda: self.in_child(lambda: model("minilm").encode(TEXTS).tobytes().hex())), expected.hex())
         self.assertEqual(self.in_child(lambda: str(model("minilm").close())), "None")
