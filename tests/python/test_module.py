@@ -376,11 +376,14 @@ class Processes(unittest.TestCase):
         calls(500)
         memory, files, threads = state()
         calls(1500)
-        for _ in range(5):
-            load(BUNDLES / "vectors-static").close()
-        now = state()
-        self.assertEqual(now[1:], (files, threads))
-        self.assertLess(now[0] - memory, 4e6)
+        resident, open_files, _ = state()
+        self.assertEqual(open_files, files)
+        self.assertLess(resident - memory, 4e6)
+        # A model has a file and at least one thread, which ends soon after `close`.
+        for _ in range(20):
+            load(BUNDLES / "minilm").close()
+        self.assertLess(state()[1], files + 10)
+        self.assertLess(state()[2], threads + 15)
 
 
 class Package(unittest.TestCase):
@@ -389,8 +392,7 @@ class Package(unittest.TestCase):
         self.assertEqual(version, subprocess.run([KIVU, "--version"], capture_output=True, text=True).stdout)
         self.assertEqual(run("nothing").returncode, 2)
         done = run("run", BUNDLES / "minilm", "a")
-        self.assertEqual(json.loads(done.stdout)["embedding"][:3], model("minilm").encode("a").tolist()[:3] and
-                         json.loads(subprocess.run([KIVU, "run", BUNDLES / "minilm", "a"], capture_output=True).stdout)["embedding"][:3])
+        self.assertEqual(done.stdout, subprocess.run([KIVU, "run", BUNDLES / "minilm", "a"], capture_output=True, text=True).stdout)
         self.assertEqual((done.returncode, run("show", "nothing").returncode), (0, 1))
 
     def test_stubs_have_all_methods(self):
