@@ -19,10 +19,9 @@ def __getattr__(name: str) -> Any:
     # The `kivu` command imports this package, too, and does not need numpy.
     if name not in __all__:
         raise AttributeError(f"module `kivuml` has no attribute `{name}`")
-    if name == "KivuError":
-        from . import errors as module
-    else:
-        from . import _model as module
+    from . import _model, errors
+
+    module = errors if name == "KivuError" else _model
     return globals().setdefault(name, getattr(module, name))
 
 

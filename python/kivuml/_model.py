@@ -226,15 +226,16 @@ class Model:
             "truncate": truncate,
         })
         listed, is_single = as_list(texts, "texts")
-        progress, dtype, found = Progress(len(listed), show_progress), _DTYPES[precision], None
+        progress = Progress(len(listed), show_progress)
+        found = np.empty((0, 0), np.float32)
         for first in range(0, len(listed), _BATCH):
             batch = listed[first : first + _BATCH]
             data, width = self._native.encode(batch, first, parameters)
-            vectors = np.frombuffer(data, dtype).reshape(len(batch), width)
+            vectors = np.frombuffer(data, _DTYPES[precision]).reshape(len(batch), width)
             if len(batch) == len(listed):
                 found = vectors
             else:
-                found = np.empty((len(listed), width), dtype) if found is None else found
+                found = found if first else np.empty((len(listed), width), vectors.dtype)
                 found[first : first + len(batch)] = vectors
             progress.advance(len(batch))
         return found[0] if is_single else found

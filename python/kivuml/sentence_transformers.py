@@ -23,8 +23,10 @@ class SentenceTransformer:
     """
 
     def __init__(self, model_name_or_path: Model | str, truncate_dim: int | None = None, **options: Any) -> None:
-        is_open = isinstance(model_name_or_path, Model)
-        self.model = model_name_or_path if is_open else load(model_name_or_path, **options)
+        if isinstance(model_name_or_path, Model):
+            self.model = model_name_or_path
+        else:
+            self.model = load(model_name_or_path, **options)
         self.truncate_dim = truncate_dim
 
     @property
@@ -66,10 +68,12 @@ class SentenceTransformer:
         return vectors if convert_to_numpy else list(vectors)
 
     def encode_query(self, sentences: Any, **options: Any) -> Any:
-        return self.encode(sentences, **{"prompt_name": self.model.query_prompt} | options)
+        options.setdefault("prompt_name", self.model.query_prompt)
+        return self.encode(sentences, **options)
 
     def encode_document(self, sentences: Any, **options: Any) -> Any:
-        return self.encode(sentences, **{"prompt_name": self.model.document_prompt} | options)
+        options.setdefault("prompt_name", self.model.document_prompt)
+        return self.encode(sentences, **options)
 
     def similarity(self, first: Any, second: Any) -> np.ndarray:
         """Cosines between all pairs."""

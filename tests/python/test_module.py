@@ -21,6 +21,7 @@ import unittest
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 sys.dont_write_bytecode = True  # no __pycache__ among the sources
 sys.path.insert(0, os.environ["TEST_PACKAGE"])
@@ -210,6 +211,7 @@ class Inputs(unittest.TestCase):
             (lambda: minilm.encode("a", precision="int4"), ValueError, "expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found 'int4'"),
             (lambda: minilm.encode("a", dimensions="many"), errors.InvalidError, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string"),
             (lambda: minilm.encode("a", normalize=object()), TypeError, "expected a parameter of a plain type, but found `object`"),
+            (lambda: model("ner").entities("a", stride=float("nan")), ValueError, "expected finite numbers as parameters, but found another value"),
             (lambda: minilm.rank("a", ["b"], top_k=0), ValueError, "expected `top_k` above 0, but found 0"),
             (lambda: minilm.rank(None, ["b"]), TypeError, "expected `query` to be a string, but found `NoneType`"),
             (lambda: minilm.rank("a", ["b", None]), TypeError, "expected `documents[1]` to be a string, but found `NoneType`"),
@@ -356,6 +358,28 @@ class Processes(unittest.TestCase):
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         self.assertEqual(model("minilm").encode("a").shape, (384,))
+
+    def test_control_c_ends_a_download(self):
+        code = """
+import os, signal, socket
+from kivuml import load
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+# Accepts connections, and never answers.
+hub = socket.create_server(("127.0.0.1", 0))
+os.environ.update(HF_ENDPOINT=f"http://127.0.0.1:{hub.getsockname()[1]}", KIVU_HOME=os.environ["TEST_HOME"])
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    load("org/name")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+        with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, TEST_HOME=home, HF_HUB_OFFLINE=""):
+            done = run(code=code)
+        self.assertEqual((done.stdout, done.returncode), ("interrupted\n", 0), done.stderr)
 
     def test_calls_leave_nothing_behind(self):
         static = model("vectors-static")
