@@ -219,6 +219,12 @@ impl Deadline {
         Self { at: Instant::now() + time, granted: time }
     }
 
+    /// No deadline that a program could miss: a year from now.
+    pub fn none() -> Self {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        Self::within(YEAR)
+    }
+
     /// Returns the earlier deadline.
     pub fn or_earlier(self, other: Self) -> Self {
         if other.at < self.at { other } else { self }
