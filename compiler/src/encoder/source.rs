@@ -334,6 +334,24 @@ mod tests {
     }
 
     #[test]
+    fn layers_that_share_weights_are_stored_once() {
+        let constants = |passes: usize| {
+            let model = Copy::of("tiny-albert");
+            model.set("config.json", "num_hidden_layers", Some(json!(passes)));
+            let plan = Plan { folder: model.0.path().to_owned(), ..Plan::default() };
+            let source = open(&plan).unwrap();
+            [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
+                let (_, graph) = (source.graphs)(precision).unwrap().remove(0);
+                let graph = graph.graph.unwrap();
+                (graph.initializer.len(), graph.node.len())
+            })
+        };
+        for ((few, short), (many, long)) in constants(2).into_iter().zip(constants(12)) {
+            assert!(few == many && long > 4 * short, "{few} {many} {short} {long}");
+        }
+    }
+
+    #[test]
     fn queries_without_positions_need_a_limit() {
         let model = Copy::of("tiny-splade-router");
         model.open().unwrap();
