@@ -81,7 +81,7 @@ test-format:
 	$(TIMED) cargo fmt --all --check
 
 test-tools:
-	$(TIMED) make --silent tools browser
+	$(TIMED) make --silent tools browser prometheus
 
 test-compile:
 	$(TIMED) sh -c 'cargo build --workspace --bins && cargo test --workspace --no-run'
@@ -119,11 +119,16 @@ TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBD
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_WEB=$(abspath $(WEB)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
+  TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
 .PHONY: browser
 browser: $(PAGE_TOOLS)
 	$(PAGE) tests/page/chromium.py .kivu/chromium
+
+.PHONY: prometheus
+prometheus:
+	python3 -B tests/telemetry/prometheus.py .kivu/prometheus
 
 .PHONY: bundles
 bundles: program ## Build the models in models/, and download ONNX Runtime for the functions
@@ -132,7 +137,7 @@ bundles: program ## Build the models in models/, and download ONNX Runtime for t
 	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
 .PHONY: walk
-walk: tools bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
+walk: tools prometheus bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
 	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
 
 .PHONY: check

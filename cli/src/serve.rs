@@ -14,7 +14,7 @@ use clap::Args;
 use tokio::{net::TcpListener, runtime::Builder};
 
 use super::{
-    connections, example,
+    OTLP_STOP_TIMEOUT, connections, example,
     fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
     named::{BuildArguments, find_all, resolve_all},
@@ -25,7 +25,7 @@ use kivu::{
     backend::MappedFiles,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
-    model::{Catalog, gauges},
+    model::Catalog,
     telemetry::{Otlp, Prometheus},
 };
 use kivu_compiler::{abandon, named::Options};
@@ -35,9 +35,6 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// Interval for checking mapped files for changes.
 const FILE_CHECK: Duration = Duration::from_millis(500);
-
-/// Time limit for sending the last traces and metrics.
-const OTLP_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -145,9 +142,6 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let requires_key = guard.requires_key();
     let _ = announce(&url, &catalog, config.page, requires_key);
     let files = catalog.mapped_files();
-    if let Some(otlp) = &otlp {
-        gauges::export(&catalog, otlp);
-    }
     let stop = async {
         tokio::select! {
             _ = signals.next() => Ok(()),
@@ -168,6 +162,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app =
         app.with_guard(guard).with_metrics(prometheus).with_files(files).with_slow_log(slow_request_ms);
+    if let Some(otlp) = &otlp {
+        app.export(otlp);
+    }
     // Anybody could fill the disk of an open server.
     let has_known_callers = address.ip().is_loopback() || requires_key;
     if has_known_callers && !fetcher.config.hub.offline {

@@ -6,6 +6,7 @@
 mod buckets;
 mod embedded;
 pub mod fleet;
+pub mod job;
 mod log;
 mod otlp;
 pub mod request;
@@ -39,6 +40,9 @@ pub fn record_response(status: u16, took: Duration) {
     };
     counter!("kivu_responses_total", "status" => class).increment(1);
     histogram!("kivu_request_seconds").record(took);
+    if status >= 400 {
+        counter!("kivu_errors_total", "status" => status.to_string()).increment(1);
+    }
 }
 
 /// Records a request's tokens and stage durations.
@@ -47,6 +51,11 @@ pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration)
     histogram!("kivu_tokenize_seconds").record(tokenizing);
     histogram!("kivu_infer_seconds").record(inferring);
     request::count_tokens(tokens);
+}
+
+/// Records the time that a model run waited in a backend's queue.
+fn record_queue(waited: Duration) {
+    histogram!("kivu_queue_seconds").record(waited);
 }
 
 /// Records a batch that a backend ran.
@@ -98,6 +107,7 @@ impl Prometheus {
         let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
         install(recorder, otlp)?;
+        start_counters();
         Ok(Self(handle))
     }
 
@@ -109,6 +119,27 @@ impl Prometheus {
     /// Sorts recorded durations into their buckets, which bounds the memory between scrapes.
     pub fn upkeep(&self) {
         self.0.run_upkeep();
+    }
+}
+
+/// Counters begin with 0, since Prometheus sees no increase from a missing value to 1.
+fn start_counters() {
+    for name in [
+        "kivu_requests_total",
+        "kivu_texts_total",
+        "kivu_tokens_total",
+        "kivu_failed_loads_total",
+        "kivu_unloads_total",
+        "kivu_rows_total",
+        "kivu_failed_rows_total",
+    ] {
+        counter!(name).increment(0);
+    }
+    for class in ["2xx", "4xx", "5xx"] {
+        counter!("kivu_responses_total", "status" => class).increment(0);
+    }
+    for status in ["429", "500", "502", "503", "504"] {
+        counter!("kivu_errors_total", "status" => status).increment(0);
     }
 }
 

@@ -20,3 +20,21 @@ fn traces_and_metrics_are_received_over_otlp() {
         .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     succeed(&mut test);
 }
+
+#[test]
+fn the_dashboard_and_the_alerts_work_with_prometheus() {
+    let (Some(python), Some(programs)) = (tool("TEST_TELEMETRY"), tool("TEST_PROMETHEUS")) else { return };
+    if programs.as_os_str().is_empty() {
+        crate::skips::unsupported("Prometheus is not installed");
+        return;
+    }
+    let Some((_folder, bundle)) = bundle() else { return };
+    let mut test = Command::new(python);
+    test.current_dir(root())
+        .args(["-B", "tests/telemetry/test_dashboard.py"])
+        .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
+        .env("TEST_BUNDLE", bundle)
+        .env("TEST_PROMETHEUS", programs)
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
+    succeed(&mut test);
+}

@@ -53,7 +53,7 @@ pub struct Reading {
 }
 
 impl Otlp {
-    /// Starts the exporters, which send their requests on the current Tokio runtime. Requests are traced from now on.
+    /// Starts the exporters, which send their requests on the current Tokio runtime. Requests and jobs are traced from now on.
     ///
     /// # Errors
     /// If an exporter cannot be made, or the process has one already.
@@ -62,6 +62,16 @@ impl Otlp {
         let traces = config.traces.as_ref().map(|to| traces(config, to, resource.clone())).transpose()?;
         let metrics = config.metrics.as_ref().map(|to| metrics(config, to, resource)).transpose()?;
         Ok(Self { traces, metrics, flushes: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// Records this process's metrics for OTLP only.
+    ///
+    /// # Errors
+    /// If the process has an exporter already.
+    pub fn install(&self) -> Result<()> {
+        self.recorder().map_or(Ok(()), |recorder| {
+            ::metrics::set_global_recorder(recorder).map_err(super::cannot_register)
+        })
     }
 
     /// A recorder for the metrics that this process records.
