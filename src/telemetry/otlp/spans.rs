@@ -15,8 +15,7 @@ use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTra
 use crate::{
     error::{Error, Result},
     telemetry::{
-        job::JobOutcome,
-        stages::{Clock, Outcome, RequestDetails, TimedStage},
+        stages::{Clock, JobOutcome, Outcome, RequestDetails, TimedStage},
         trace::Trace,
     },
 };
