@@ -47,6 +47,7 @@ PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
+WHEEL_TOOLS := .kivu/maturin/installed
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -84,14 +85,15 @@ test-tools:
 	$(TIMED) make --silent tools browser prometheus
 
 test-compile:
-	$(TIMED) sh -c 'cargo build --workspace --bins && cargo test --workspace --no-run'
+	$(TIMED) sh -c 'cargo build --workspace --lib --bins && cargo test --workspace --no-run'
 
 # Uses the program that was compiled for the tests.
 test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) cargo test --workspace --lib --bins --test bits --test streaming
+	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-python --lib --bins --test bits --test streaming && \
+	  cargo test --doc --package kivu --package kivu-compiler'
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
@@ -247,6 +249,12 @@ packages:
 	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/release
 	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(EMULATED)
 
+.PHONY: wheel
+wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in target/wheels
+	rm -rf python/kivuml/lib && mkdir -p python/kivuml/lib
+	cp .kivu/onnxruntime/* python/kivuml/lib/
+	.kivu/maturin/bin/maturin build --release --locked --manifest-path python/Cargo.toml --out target/wheels
+
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
 ARCHITECTURE ?= arm64
@@ -375,7 +383,7 @@ HASWELL = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/
 kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 without and with i8mm, x86-64 without VNNI
 	cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
 	QEMU_CPU=max cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
-	$(HASWELL) cargo test --workspace --lib --test bits -- kernel:: programs_have
+	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
@@ -465,6 +473,7 @@ $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
+$(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 

@@ -55,7 +55,7 @@ def main():
         "cargo", "build", "--release", "--locked", "--target", target, "--target-dir", str(folder / "build"),
         "--config", f"target.{target}.linker={json.dumps(str(tools / 'cc'))}",
         "--config", f"target.{target}.rustflags={json.dumps(flags)}",
-        "--workspace", "--bins",
+        "--workspace", "--lib", "--bins",
     ]
     subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True)
     print(folder / "build" / target / "release")

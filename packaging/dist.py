@@ -29,6 +29,8 @@ import parts  # noqa: E402
 from compile import GLIBC, MACHINES  # noqa: E402
 
 LICENSES = ("LICEN[CS]E*", "COPYING*", "NOTICE*")
+# The name on PyPI and npm, where others have `kivu`.
+PACKAGE = "kivuml"
 # The names that npm gives the architectures.
 NPM = {"x86_64": "x64", "arm64": "arm64"}
 FUNCTIONS = """The archives of the functions belong here: unpack kivu-VERSION-api-ARCHITECTURE.zip to api, and
@@ -61,18 +63,24 @@ class Release:
         sections = [f"{', '.join(sorted(names))}\n\n{text}\n" for text, names in texts.items()]
         self.licenses.write_text(f"\n{'=' * 80}\n\n".join(sections))
 
-    def wheel(self, architecture, program, library):
-        """Installs `bin/kivu` and `lib/kivu`, below the environment."""
-        tag = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{MACHINES[architecture]}"
-        data, info = f"kivu-{self.version}.data", f"kivu-{self.version}.dist-info"
+    def wheel(self, architecture, module, library):
+        """Installs the Python package with its native module, which contains the command `kivu`."""
+        tag = f"cp310-abi3-manylinux_{GLIBC.replace('.', '_')}_{MACHINES[architecture]}"
+        info = f"{PACKAGE}-{self.version}.dist-info"
+        project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
+        required = "".join(f"Requires-Dist: {each}\n" for each in project["dependencies"])
         metadata = (
-            f"Metadata-Version: 2.4\nName: kivu\nVersion: {self.version}\nSummary: {self.description}\n"
-            f"License-Expression: {self.license}\nLicense-File: LICENSE\nLicense-File: third-party-licenses.txt\nRequires-Python: >=3.8\n"
-            f"Description-Content-Type: text/markdown\n\n{(ROOT / 'README.md').read_text()}"
+            f"Metadata-Version: 2.4\nName: {PACKAGE}\nVersion: {self.version}\nSummary: {project['description']}\n"
+            f"License-Expression: {self.license}\nLicense-File: LICENSE\nLicense-File: third-party-licenses.txt\nRequires-Python: {project['requires-python']}\n{required}"
+            f"Description-Content-Type: text/markdown\n\n{(ROOT / 'python/README.md').read_text()}"
         )
-        files = {f"{data}/scripts/kivu": (program.read_bytes(), 0o755)}
-        files |= {f"{data}/data/lib/kivu/{file.name}": (file.read_bytes(), 0o644) for file in library}
+        sources = sorted(file for file in (ROOT / "python" / PACKAGE).iterdir() if file.suffix in (".py", ".pyi", ".typed"))
+        files = {f"{PACKAGE}/{file.name}": (file.read_bytes(), 0o644) for file in sources}
+        files[f"{PACKAGE}/_native.abi3.so"] = module.read_bytes(), 0o755
+        files |= {f"{PACKAGE}/lib/{file.name}": (file.read_bytes(), 0o644) for file in library}
+        scripts = "".join(f"{name} = {function}\n" for name, function in project["scripts"].items())
         files |= {
+            f"{info}/entry_points.txt": (f"[console_scripts]\n{scripts}".encode(), 0o644),
             f"{info}/METADATA": (metadata.encode(), 0o644),
             f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: kivu\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), 0o644),
             f"{info}/licenses/LICENSE": ((ROOT / "LICENSE").read_bytes(), 0o644),
@@ -82,7 +90,7 @@ class Release:
         record = f"{info}/RECORD"
         lines = [f"{name},sha256={urlsafe(content)},{len(content)}" for name, (content, _) in files.items()]
         files[record] = ("\n".join([*lines, f"{record},,"]) + "\n").encode(), 0o644
-        with zipfile.ZipFile(self.out / f"kivu-{self.version}-{tag}.whl", "w") as archive:
+        with zipfile.ZipFile(self.out / f"{PACKAGE}-{self.version}-{tag}.whl", "w") as archive:
             for name, (content, mode) in files.items():
                 entry = zipfile.ZipInfo(name, function.TIME)
                 entry.external_attr = (0o100000 | mode) << 16
@@ -97,8 +105,8 @@ class Release:
         self.tar(f"{name}.tar.gz", {f"{name}/{path}": file.read_bytes() for path, file in files.items()}, {f"{name}/kivu"})
 
     def npm(self, architecture, program, library):
-        """The package that `kivu` for npm installs on this platform."""
-        name = f"kivu-linux-{NPM[architecture]}"
+        """The package that `kivuml` for npm installs on this platform."""
+        name = f"{PACKAGE}-linux-{NPM[architecture]}"
         manifest = self.manifest(name) | {"os": ["linux"], "cpu": [NPM[architecture]], "libc": ["glibc"]}
         files = {"kivu": program} | self.notices()
         files |= {f"lib/{file.name}": file for file in library}
@@ -107,13 +115,13 @@ class Release:
 
     def npm_main(self, architectures):
         """The package that users install: a script that starts the program of the platform's package."""
-        manifest = self.manifest("kivu") | {
+        manifest = self.manifest(PACKAGE) | {
             "bin": {"kivu": "kivu.js"},
-            "optionalDependencies": {f"kivu-linux-{NPM[each]}": self.version for each in architectures},
+            "optionalDependencies": {f"{PACKAGE}-linux-{NPM[each]}": self.version for each in architectures},
         }
         files = {path: (ROOT / source).read_bytes() for path, source in
                  (("package/kivu.js", "packaging/kivu.js"), ("package/LICENSE", "LICENSE"), ("package/README.md", "README.md"))}
-        self.tar(f"kivu-{self.version}.tgz", files | {"package/package.json": pretty(manifest)}, {"package/kivu.js"})
+        self.tar(f"{PACKAGE}-{self.version}.tgz", files | {"package/package.json": pretty(manifest)}, {"package/kivu.js"})
 
     def manifest(self, name):
         return {"name": name, "version": self.version, "description": self.description, "license": self.license}
@@ -187,7 +195,9 @@ def main():
         function.GLIBC = tuple(map(int, GLIBC.split(".")))
         function.check_glibc(program)
         library = list(function.library_files(folder, program).values())
-        release.wheel(architecture, program, library)
+        module = programs / "libkivu_python.so"
+        function.check_glibc(module)
+        release.wheel(architecture, module, library)
         release.archive(architecture, program, library)
         release.npm(architecture, program, library)
         release.functions(architecture, programs, folder)

@@ -2,7 +2,7 @@
 // Starts the program of the package for this platform.
 const { spawn } = require("child_process");
 
-const name = `kivu-${process.platform}-${process.arch}`;
+const name = `kivuml-${process.platform}-${process.arch}`;
 let program;
 try {
   program = require.resolve(`${name}/kivu`);

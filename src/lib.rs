@@ -1,5 +1,40 @@
-//! Serves Hugging Face transformer models from AWS Lambda and from a laptop.
+//! Runs Hugging Face transformer models: in your program, in batch jobs, and behind HTTP APIs.
 //!
+//! # In a program
+//! [`Model::open`] opens a bundle, a model in Kivu's format; `load` in the crate `kivu-compiler` also downloads and builds
+//! models by name. A method per task checks its parameters, and returns a value that runs on texts:
+//!
+//! | task | method | parameters |
+//! |---|---|---|
+//! | vectors | [`Model::embedder`] | [`EmbeddingParameters`](task::embedding::EmbeddingParameters) |
+//! | classification | [`Model::classifier`] | [`ClassificationParameters`](task::classification::ClassificationParameters) |
+//! | classification with your labels | [`Model::zero_shot_classifier`] | [`ZeroShotParameters`](task::classification::ZeroShotParameters) |
+//! | entities | [`Model::entity_finder`] | [`TokenClassificationParameters`](task::entities::TokenClassificationParameters) |
+//! | entities with your labels | [`Model::labelled_entity_finder`] | [`ZeroShotEntitiesParameters`](task::entities::ZeroShotEntitiesParameters) |
+//! | ranking | [`Model::ranker`] | [`RankingParameters`](task::ranking::RankingParameters) |
+//! | translation | [`Model::translator`] | [`TextToTextParameters`](task::text_to_text::TextToTextParameters) |
+//! | summaries and other texts | [`Model::text_generator`] | [`TextToTextParameters`](task::text_to_text::TextToTextParameters) |
+//! | tokens | [`Model::token_reader`] | [`TokenParameters`](task::tokens::TokenParameters) |
+//!
+//! Runs are futures for a Tokio runtime with a timer. Models have their own threads; the runtime only waits for them, and
+//! tokenizes long texts on its threads for blocking work.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use kivu::{Deadline, Model, config::Config, task::embedding::EmbeddingParameters};
+//!
+//! # async fn run() -> kivu::Result<()> {
+//! let model = Model::open(Path::new("my-model"), &Config::default())?;
+//! let parameters = EmbeddingParameters { prompt_name: Some("query".into()), ..Default::default() };
+//! let embedder = model.embedder(&parameters)?;
+//! let found = embedder.run(vec!["What is deep learning?".into()], Deadline::none()).await?;
+//! println!("{:?}", found.vectors[0].dense);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # In this crate
 //! `docs/design.md` describes the layers and their dependencies.
 
 pub mod api;
@@ -23,4 +58,8 @@ pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;
 
-pub use error::{Error, Result};
+pub use self::{
+    backend::Deadline,
+    error::{Error, Result},
+    model::Model,
+};

@@ -8,7 +8,7 @@ mod memory;
 mod pipeline;
 mod settings;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, thread, time::Duration};
 
 pub use self::{
     catalog::{Catalog, Entry, ModelLease, ModelState},
@@ -24,13 +24,17 @@ use crate::{
     backend::{Deadline, MappedFiles, native},
     config::{Config, FleetConfig, ModelConfig, Policy},
     error::{Error, Result},
+    pipeline::Task,
     repository::Manifest,
 };
 
 /// Timeout for the fleet's model description at startup; if it expires, the first request fetches the description.
 const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A model that serves requests.
+/// A model that serves requests, or runs in a program.
+///
+/// The methods that [`crate::task`] defines, such as [`embedder`](Self::embedder), check a task's parameters and return
+/// a value that runs the model on texts any number of times, on any number of threads.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// The name in requests.
@@ -76,8 +80,43 @@ impl Model {
         Ok(models)
     }
 
-    /// Opens one model.
-    fn open(listed: &Listed, config: &Config) -> Result<Self> {
+    /// Opens one bundle: a local folder, or `s3://BUCKET/PREFIX`. Requests for other models are not in `config`'s way:
+    /// its models and aliases are left out.
+    ///
+    /// To load a model by its name in the Hugging Face hub, use `load` in the crate `kivu-compiler`.
+    ///
+    /// # Errors
+    /// There is no bundle, or more than one; or it is damaged, or for an engine that this machine lacks.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use std::path::Path;
+    ///
+    /// use kivu::{Model, config::Config};
+    ///
+    /// let model = Model::open(Path::new("my-model"), &Config::default())?;
+    /// println!("{} is for {}", model.name, model.manifest.task);
+    /// # Ok::<(), kivu::Error>(())
+    /// ```
+    pub fn open(bundle: &Path, config: &Config) -> Result<Self> {
+        let models = vec![bundle.to_owned().into()];
+        let mut models = Self::open_all(&Config { models, aliases: BTreeMap::new(), ..config.clone() })?;
+        match models.len() {
+            1 => Ok(models.remove(0)),
+            found => Err(Error::config(format!(
+                "expected one bundle in `{}`, but found {found}; name one of them",
+                bundle.display()
+            ))),
+        }
+    }
+
+    /// Error for a model that is used for another task.
+    pub(crate) fn wrong_task(name: &str, found: Task, expected: Task) -> Error {
+        Error::invalid(format!("expected a model for `{expected}`, but `{name}` is for `{found}`"))
+    }
+
+    /// Opens one model of a list.
+    fn open_listed(listed: &Listed, config: &Config) -> Result<Self> {
         let placement = placement(&listed.config, config, &listed.manifest, &listed.name)?;
         let loaded = load(&listed.bundle, config, &placement)?;
         Self::new(listed, config, &placement, loaded)

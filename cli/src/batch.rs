@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 use super::{
     OTLP_STOP_TIMEOUT,
     interrupt::{self, Signals, interruptible},
-    named::{BuildArguments, resolve, resolve_all},
+    named::{BuildArguments, open},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
@@ -29,13 +29,9 @@ use kivu::{
     error::{Error, Result, quoted},
     model::Model,
     pipeline::Task,
-    repository::{
-        bundle::MANIFEST,
-        s3::{Store, Url},
-    },
+    repository::s3::{Store, Url},
     telemetry::{Otlp, job::within, trace::Trace},
 };
-use kivu_compiler::{hub::RepositoryName, named::Options};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -238,26 +234,6 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     let object =
         object.ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
     Ok(JobInput::Object(store.clone(), url, object))
-}
-
-/// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
-pub(super) fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
-    if let Some(name) = name {
-        let path = Path::new(name);
-        let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));
-        let is_bundle = Url::of(path).is_some() || path.join(MANIFEST).is_file();
-        let is_named = config.models.is_empty() || RepositoryName::is_name(name);
-        if !is_configured && (is_bundle || is_named) {
-            config.models = vec![resolve(path, options, config)?.into()];
-            return Ok(Model::open_all(config)?.remove(0));
-        }
-    }
-    resolve_all(config, options)?;
-    let mut models = Model::open_all(config)?;
-    let known = models.iter().map(|model| model.name.clone()).collect();
-    let index = models.iter().position(|model| name.is_none_or(|name| model.name == name));
-    let unknown = || Error::UnknownModel { name: name.unwrap_or_default().to_owned(), known };
-    index.map(|index| models.swap_remove(index)).ok_or_else(unknown)
 }
 
 fn rows_text(rows: u64) -> String {

@@ -15,8 +15,7 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::{Ended, interruptible},
-    named::{self, BuildArguments},
-    onnx_runtime,
+    named::{BuildArguments, load_runtime},
     terminal::{Progress, print},
 };
 use kivu::{
@@ -26,6 +25,7 @@ use kivu::{
 use kivu_compiler::{
     Request, build,
     named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
+    names,
     path_id::path_id,
 };
 
@@ -71,13 +71,13 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if !arguments.source.exists()
-        && let Some(model) = named::model(&arguments.source)?
+        && let Some(model) = names::model(&arguments.source)?
     {
         return build_named(&model, arguments, config);
     }
     let source = &arguments.source;
     fs::metadata(source).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => named::unknown("a folder with a model", source, "check the path or the name"),
+        ErrorKind::NotFound => names::unknown("a folder with a model", source, "check the path or the name"),
         _ => Error::io(format!("cannot read `{}`", source.display()))(error),
     })?;
     let default = match arguments.out {
@@ -101,7 +101,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         allow,
         cache: config.home.clone(),
     };
-    let built = build(&request, &|| onnx_runtime::load(config), &Progress::default())?;
+    let built = build(&request, &|| load_runtime(config), &Progress::default())?;
     if let Some(id) = &id {
         NamedModels::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
     }
@@ -114,7 +114,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
 
 /// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
 fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
-    let found = named::find(name, &Options::of(config), config).ok().flatten()?;
+    let found = names::find(name, &Options::of(config), config).ok().flatten()?;
     let is_same =
         matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
     is_same.then_some(name)
@@ -125,7 +125,7 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
     let Arguments { source, out, name, json, build } = arguments;
-    let tools = Tools { config, runtime: &|| onnx_runtime::load(config), progress: &progress };
+    let tools = Tools { config, runtime: &|| load_runtime(config), progress: &progress };
     let options = build.options(config);
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());

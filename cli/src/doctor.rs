@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{onnx_runtime::Library, terminal::print};
+use super::terminal::print;
 use kivu::{
     backend::{
         native,
@@ -19,6 +19,7 @@ use kivu::{
     config::{Config, InstructionSet},
     error::Result,
 };
+use kivu_compiler::onnx_runtime::Library;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,7 +6,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::{named, onnx_runtime};
+use super::named::load_runtime;
 use kivu::{
     api::{FetchModel, FetchProgress},
     config::Config,
@@ -16,6 +16,7 @@ use kivu::{
 use kivu_compiler::{
     Progress,
     named::{NamedModels, Options, Tools},
+    names,
 };
 
 /// Parts of a download that are reported.
@@ -31,12 +32,12 @@ pub(super) struct Fetcher {
 impl FetchModel for Fetcher {
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf> {
         let name = name.strip_suffix(":latest").unwrap_or(name);
-        let model = named::model(Path::new(name))?.ok_or_else(|| {
-            named::unknown("a model", Path::new(name), "`GET /models` lists the models of this server")
+        let model = names::model(Path::new(name))?.ok_or_else(|| {
+            names::unknown("a model", Path::new(name), "`GET /models` lists the models of this server")
         })?;
         report(FetchProgress::Stage("pulling manifest".to_owned()));
         let progress = Reported { report, transfer: Mutex::new(Transfer::default()) };
-        let runtime = || onnx_runtime::load(&self.config);
+        let runtime = || load_runtime(&self.config);
         let tools = Tools { config: &self.config, runtime: &runtime, progress: &progress };
         let outcome = NamedModels::new(&self.config).build(&model, &self.options, false, &tools)?;
         Ok(outcome.into_path())

@@ -9,9 +9,9 @@ use clap::Args;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    batch::{open, require_options_of},
+    batch::require_options_of,
     interrupt::{Ended, interruptible},
-    named::BuildArguments,
+    named::{BuildArguments, open},
     terminal::{print, print_aside},
 };
 use kivu::{

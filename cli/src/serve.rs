@@ -17,7 +17,7 @@ use super::{
     OTLP_STOP_TIMEOUT, connections, example,
     fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
-    named::{BuildArguments, find_all, resolve_all},
+    named::{BuildArguments, resolve_all},
     terminal::print,
 };
 use kivu::{
@@ -28,7 +28,7 @@ use kivu::{
     model::Catalog,
     telemetry::{Otlp, Prometheus},
 };
-use kivu_compiler::{abandon, named::Options};
+use kivu_compiler::{abandon, named::Options, names};
 
 /// Interval for sorting recorded durations into buckets, which bounds their memory.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
@@ -124,7 +124,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     guard.prepare().await?;
     let fetcher = Fetcher { config: config.clone(), options: options.clone() };
     let mut early_signals = None;
-    if !find_all(&mut config, &options)? {
+    if !names::find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
         config = match until_signal(&mut signals, move || build_all(config, &options)).await? {
             Ended::Done(config) => config,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use serde_json::json;
 
-use super::{named, quality, terminal::print};
+use super::{quality, terminal::print};
 use kivu::{
     config::Config,
     error::{Error, Result, quoted},
@@ -14,7 +14,10 @@ use kivu::{
         s3::{Store, Url},
     },
 };
-use kivu_compiler::named::{Options, size};
+use kivu_compiler::{
+    named::{Options, size},
+    names,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +37,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let model = arguments.model.display();
-    let path = named::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
+    let path = names::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(
             "expected a built model, but `{model}` is not built yet; `kivu build {model}` builds it"
         ))

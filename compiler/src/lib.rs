@@ -25,7 +25,9 @@ mod lora;
 mod module_list;
 mod modules;
 pub mod named;
+pub mod names;
 pub mod onnx;
+pub mod onnx_runtime;
 pub mod path_id;
 mod pickle;
 mod plan;
@@ -49,6 +51,7 @@ mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
 pub use self::{
+    names::load,
     plan::{LoadRuntime, Progress, Request},
     recipe::{QualityFloor, Recipe, Strategy},
     recipes::{EmbeddedRecipe, RECIPES},

@@ -51,6 +51,12 @@ pub trait Progress: Sync {
     fn step(&self);
 }
 
+/// Observes nothing.
+impl Progress for () {
+    fn stage(&self, _: &str, _: usize) {}
+    fn step(&self) {}
+}
+
 /// A build's source and settings.
 #[derive(Clone, Default)]
 pub(super) struct Plan {

@@ -71,6 +71,21 @@ pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Resul
     )))
 }
 
+/// Refuses a tokenizer that puts the token `padding`, to which no position belongs, around texts: the model reads longer
+/// texts than the rows of its position table suggest.
+pub(super) fn has_positions(json: &[u8], padding: i64) -> Result<()> {
+    let tokenizer = Tokenizer::from_json(json)?;
+    let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
+    match pair.ids.into_iter().find(|id| i64::from(*id) == padding) {
+        None => Ok(()),
+        Some(id) => Err(Error::model(format!(
+            "expected the id of the padding token as `pad_token_id`, but found {id}, the id of `{}`, which is part of \
+             texts",
+            tokenizer.token(id).unwrap_or_default()
+        ))),
+    }
+}
+
 /// Words of which most vocabularies have no part: rare letters, and a long word.
 fn unknown_words() -> impl Iterator<Item = String> {
     // Private use, cuneiform, a rare Chinese character, Tifinagh, Cherokee, an emoji.
@@ -158,6 +173,15 @@ mod tests {
         assert!(are_known(2, true) && are_known(1, false) && are_known(0, true));
         let refusal = within_types(&json, 1, true).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected types of tokens below 1, the `type_vocab_size` of the model, but found 1 in the `post_processor` of the tokenizer");
+    }
+
+    #[test]
+    fn tokens_around_texts_have_positions() {
+        let json = serde_json::to_vec(&tokenizer()).unwrap();
+        let end = Tokenizer::from_json(&json).unwrap().id("[SEP]").unwrap().into();
+        has_positions(&json, 0).unwrap();
+        let refusal = has_positions(&json, end).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("but found {end}, the id of `[SEP]`")), "{refusal}");
     }
 
     #[test]

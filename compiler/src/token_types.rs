@@ -50,7 +50,9 @@ const WITHOUT_TYPES: [&str; 39] = [
     "XLMRobertaTokenizer",
 ];
 /// Models with such a tokenizer class by default.
-const MODELS_WITHOUT_TYPES: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
+const MODELS_WITHOUT_TYPES: [&str; 5] = ["roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet"];
+/// Models with two token types by default.
+const MODELS_WITH_TYPES: [&str; 5] = ["albert", "bert", "electra", "ernie", "megatron-bert"];
 
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
@@ -59,7 +61,7 @@ pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> 
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
     let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let default = if model.model_type() == "bert" { 2 } else { 0 };
+    let default = if MODELS_WITH_TYPES.contains(&model.model_type()) { 2 } else { 0 };
     if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
         // The graph has no input for token types.
         return Ok(true);

@@ -134,10 +134,12 @@ pub(super) fn class(folder: &Path) -> Result<String> {
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let class = config.get("tokenizer_class")?.or(of_model.get("tokenizer_class")?);
     Ok(class.unwrap_or_else(|| match of_model.model_type() {
-        "bert" => "BertTokenizer".to_owned(),
+        "bert" | "ernie" | "megatron-bert" => "BertTokenizer".to_owned(),
+        "albert" => "AlbertTokenizer".to_owned(),
+        "electra" => "ElectraTokenizer".to_owned(),
         "distilbert" => "DistilBertTokenizer".to_owned(),
         "mpnet" => MPNET.to_owned(),
-        "roberta" => "RobertaTokenizer".to_owned(),
+        "roberta" | "data2vec-text" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
         "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
         "gemma3_text" => "GemmaTokenizer".to_owned(),

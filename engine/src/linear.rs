@@ -3,25 +3,32 @@
 use std::ops::Range;
 
 use crate::{
-    kernel::{GROUP, Kernel, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums},
+    kernel::{GROUP, Kernel, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, Sums, row_size},
     math::{activate, largest, smallest, sum},
     program::{Dense, Linear},
 };
 
-/// Quantized rows. Tiles of [`MAX_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
+/// Quantized rows. Tiles of [`Kernel::TILE_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
 #[derive(Debug, Default)]
 pub(crate) struct Quantized {
     ranges: Vec<BlockRange>,
     /// In the kernel's format.
     activations: Vec<u8>,
+    tile: Box<Tile>,
 }
 
 /// A tile's results, aligned so that a register never spans two cache lines.
-#[derive(Default)]
+#[derive(Debug)]
 #[repr(align(64))]
 struct Tile {
-    sums: [[Sums; 2]; MAX_ROWS],
-    totals: [[Lanes; 2]; MAX_ROWS],
+    sums: [[Sums; 2]; MAX_TILE_ROWS],
+    totals: [[Lanes; 2]; MAX_TILE_ROWS],
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        Self { sums: [[[0; LANES]; 2]; MAX_TILE_ROWS], totals: [[[0.0; LANES]; 2]; MAX_TILE_ROWS] }
+    }
 }
 
 /// Quantization range per row and block: `value ≈ least + scale × integer`.
@@ -43,15 +50,16 @@ pub(crate) fn linear<K: Kernel>(
     quantize(kernel, input, layer, scratch);
     let blocks = layer.blocks();
     let width = panels.len() * LANES;
-    let Tile { sums, totals } = &mut Tile::default();
+    let Quantized { ranges, activations, tile } = scratch;
+    let Tile { sums, totals } = &mut **tile;
     // All rows in a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
     for first in panels.clone().step_by(2) {
         // The last panel has no partner if their number is odd.
         let pair = [first, (first + 1).min(panels.end - 1)];
         let halves = 1 + pair[1] - first;
-        let tiles = scratch.ranges.chunks(MAX_ROWS * blocks);
-        let activations = scratch.activations.chunks(MAX_ROWS * layer.inputs * K::ACTIVATION_SIZE);
-        for ((ranges, activations), out) in tiles.zip(activations).zip(out.chunks_mut(MAX_ROWS * width)) {
+        let tiles = ranges.chunks(K::TILE_ROWS * blocks);
+        let activations = activations.chunks(K::TILE_ROWS * blocks * row_size::<K>(layer.block));
+        for ((ranges, activations), out) in tiles.zip(activations).zip(out.chunks_mut(K::TILE_ROWS * width)) {
             let rows = ranges.len() / blocks;
             let by_block =
                 ranges.chunks_exact(rows).zip(activations.chunks_exact(activations.len() / blocks));
@@ -114,16 +122,16 @@ fn add_block<K: Kernel>(
 /// Quantizes rows into [`Quantized`] order.
 #[inline(always)]
 fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
-    let Quantized { ranges, activations } = scratch;
-    let (blocks, bytes) = (layer.blocks(), layer.block * K::ACTIVATION_SIZE);
+    let Quantized { ranges, activations, .. } = scratch;
+    let (blocks, bytes) = (layer.blocks(), row_size::<K>(layer.block));
     ranges.resize(input.len() / layer.block, BlockRange::default());
-    activations.resize(input.len() * K::ACTIVATION_SIZE, 0);
-    for (tile, input) in input.chunks(MAX_ROWS * layer.inputs).enumerate() {
+    activations.resize(ranges.len() * bytes, 0);
+    for (tile, input) in input.chunks(K::TILE_ROWS * layer.inputs).enumerate() {
         let rows = input.len() / layer.inputs;
         // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
         for (index, values) in input.chunks_exact(layer.block).enumerate() {
             let (row, block) = (index / blocks, index % blocks);
-            let place = tile * MAX_ROWS * blocks + block * rows + row;
+            let place = tile * K::TILE_ROWS * blocks + block * rows + row;
             let out = &mut activations[place * bytes..(place + 1) * bytes];
             ranges[place] = quantize_block(kernel, values, out);
         }
@@ -153,6 +161,7 @@ fn quantize_block<K: Kernel>(kernel: K, values: &[f32], out: &mut [u8]) -> Block
         let shifted = kernel.sub(kernel.load(lanes), start);
         kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
+    kernel.finish_row(out);
     BlockRange { scale: scale + sum(kernel, invalid), least }
 }
 
@@ -247,7 +256,7 @@ mod tests {
 
     #[test]
     fn outputs_are_those_of_the_quantized_blocks() {
-        let rows = 2 * MAX_ROWS + 1;
+        let rows = 2 * MAX_TILE_ROWS + 1;
         let input: Vec<f32> =
             (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
         for (block, instructions) in [INPUTS, INPUTS / 2]

@@ -419,6 +419,20 @@ pub struct Limits {
 }
 
 impl Program {
+    /// Multiplications in the linear layers of each token.
+    pub fn token_products(&self) -> usize {
+        let operations = self.stages.iter().flat_map(|stage| match stage {
+            Stage::Rows(stage) if stage.per == Per::Token => stage.operations.as_slice(),
+            _ => &[],
+        });
+        let products = operations.map(|operation| match operation {
+            RowOperation::Linear { layer, .. } => layer.inputs * layer.outputs,
+            RowOperation::Dense { layer, .. } => layer.weights.len(),
+            _ => 0,
+        });
+        products.sum()
+    }
+
     /// The head that scores spans, if `value` has its scores.
     pub fn spans(&self, value: ValueId) -> Option<&SpanHead> {
         self.stages.iter().find_map(|stage| match stage {

@@ -39,12 +39,7 @@ impl Context {
         serves: &[Serves<'_>],
         pick: impl Fn(&'a Pipeline) -> Option<P>,
     ) -> Result<(&'a Model, P)> {
-        let wrong = |entry: &Entry| {
-            Error::invalid(format!(
-                "expected a model for `{task}`, but `{}` is for `{}`",
-                entry.name, entry.manifest.task
-            ))
-        };
+        let wrong = |entry: &Entry| Model::wrong_task(&entry.name, entry.manifest.task, task);
         let does = |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
         let entry = match name {
             Some(_) => {

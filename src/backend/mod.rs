@@ -112,7 +112,8 @@ pub struct Schedule {
     pub max_batch_size: NonZeroUsize,
     /// Calls that run in parallel. A caller has at most twice as many under way, so that callers take turns.
     pub concurrency: NonZeroUsize,
-    /// Batches with fewer tokens are combined into one call, which saves thread switches.
+    /// Batches with fewer tokens are combined into one call, which saves thread switches. If that would leave the
+    /// backend idle, calls have fewer tokens, but at least a quarter of this number.
     pub min_call_tokens: usize,
 }
 
@@ -216,6 +217,12 @@ impl Deadline {
     /// A deadline `time` from now.
     pub fn within(time: Duration) -> Self {
         Self { at: Instant::now() + time, granted: time }
+    }
+
+    /// No deadline that a program could miss: a year from now.
+    pub fn none() -> Self {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        Self::within(YEAR)
     }
 
     /// Returns the earlier deadline.

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     backend::Deadline,
-    config::MAX_TEXTS,
     error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
@@ -34,8 +33,6 @@ use crate::{
 
 /// For one chunk's rows; the job as a whole has no timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// For one chunk's texts, so that long texts with a large stride do not exhaust memory.
-const MAX_WINDOWS: usize = 8192;
 
 /// A model with a job's parameters.
 #[derive(Clone, Debug)]
@@ -53,12 +50,7 @@ impl Predictor {
     /// Checks that the model supports the parameters.
     pub(super) fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
         let options = &parameters.options;
-        let scope = Scope {
-            truncate: parameters.truncates(&model.settings),
-            max_values: usize::MAX,
-            max_parts: MAX_WINDOWS,
-            max_labels: MAX_TEXTS,
-        };
+        let scope = Scope::of_texts(parameters.truncates(&model.settings));
         let require_labels = || {
             let labels = options.get("labels").and_then(|labels| Labels::parts(labels).next());
             labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))

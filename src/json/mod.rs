@@ -6,6 +6,7 @@
 mod budget;
 mod content;
 mod objects;
+mod typed;
 
 use serde::{
     Deserialize, Deserializer,
@@ -17,6 +18,7 @@ pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
     objects::Objects,
+    typed::{from_parameters, from_value, wrong_value},
 };
 use crate::error::{Error, Result};
 

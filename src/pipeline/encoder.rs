@@ -252,11 +252,12 @@ fn without_tokens() -> Error {
     Error::invalid("expected a text of at least one token, but found a text without tokens; leave it out")
 }
 
-/// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, as long as there are enough
-/// calls to keep the backend busy.
+/// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, or at least a quarter of
+/// them if there would not be enough calls to keep the backend busy.
 fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
     let all: usize = order.iter().map(|text| tokens(*text)).sum();
-    let enough = schedule.min_call_tokens.min(all / (2 * schedule.concurrency.get()));
+    let least = schedule.min_call_tokens / 4;
+    let enough = (all / (2 * schedule.concurrency.get())).clamp(least, schedule.min_call_tokens);
     let (mut calls, mut found) = (Vec::new(), usize::MAX);
     for batch in order.chunks(schedule.max_batch_size.get()) {
         if found >= enough {
@@ -286,6 +287,7 @@ mod tests {
         assert_eq!(grouped(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
         assert_eq!(grouped(&[8; 3], 32), [[0], [1], [2]]);
         assert_eq!(grouped(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);
+        assert_eq!(grouped(&[4; 5], 32), [vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(grouped(&[8; 5], 0), [[0], [1], [2], [3], [4]]);
         assert!(grouped(&[], 32).is_empty());
     }

@@ -32,6 +32,18 @@ pub enum Input {
     Ids(Vec<u32>),
 }
 
+impl From<String> for Input {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Input {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
 impl Input {
     /// Its texts; none for token ids.
     pub fn texts(&self) -> impl Iterator<Item = &str> {

@@ -108,6 +108,11 @@ impl EmbeddingParameters {
         Ok(Embedder { pipeline: pipeline.clone(), requested, options, output_dtype, conversion, has_words })
     }
 
+    /// Applies the defaults for vectors per token, which the pipeline checks.
+    pub fn prepare_tokens(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> TokenEmbedder {
+        TokenEmbedder { pipeline: pipeline.clone(), options: self.options(scope) }
+    }
+
     /// The conversion of dense vectors to `output_dtype`.
     fn conversion(&self, pipeline: &EmbeddingPipeline) -> Result<Conversion> {
         let wanted = self.output_dtype.unwrap_or_default();
@@ -118,6 +123,20 @@ impl EmbeddingParameters {
             )));
         }
         pipeline.conversion(wanted, self.dimensions)
+    }
+}
+
+/// An embedding model for vectors per token, with its parameters.
+#[derive(Clone, Debug)]
+pub struct TokenEmbedder {
+    pipeline: EmbeddingPipeline,
+    options: EmbeddingOptions,
+}
+
+impl TokenEmbedder {
+    /// Multi-vectors if the model has them, or else its token vectors without pooling or normalization.
+    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Embeddings<Vec<Vec<f32>>>> {
+        self.pipeline.embed_all(inputs, &self.options, deadline).await
     }
 }
 

@@ -8,17 +8,22 @@ pub mod embedding;
 pub mod entities;
 mod job_options;
 pub mod labels;
+mod model_tasks;
 pub mod ranking;
 pub mod text_to_text;
+pub mod tokens;
 
 use std::fmt::Display;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 pub use self::job_options::JobOptions;
 use crate::{
+    config::MAX_TEXTS,
     error::{Error, Result},
+    json,
     tokenizer::{Side, Truncation},
 };
 
@@ -33,6 +38,37 @@ pub struct Scope {
     pub max_parts: usize,
     /// Maximum labels.
     pub max_labels: usize,
+}
+
+impl Scope {
+    /// The scope of texts that a job or a program runs together, whose number and results it limits itself.
+    pub(crate) fn of_texts(truncate: bool) -> Self {
+        /// Long texts with a large stride must not exhaust memory.
+        const MAX_WINDOWS: usize = 8192;
+        Self { truncate, max_values: usize::MAX, max_parts: MAX_WINDOWS, max_labels: MAX_TEXTS }
+    }
+}
+
+/// Reads a task's parameters from JSON.
+///
+/// # Errors
+/// A value does not fit its parameter; the message names it. Unknown names are ignored, as in requests.
+///
+/// # Examples
+/// ```
+/// use kivu::task::{embedding::EmbeddingParameters, read_parameters};
+/// use serde_json::json;
+///
+/// let read = |parameters: serde_json::Value| {
+///     read_parameters::<EmbeddingParameters>(parameters.as_object().cloned().unwrap_or_default())
+/// };
+/// assert_eq!(read(json!({ "dimensions": 128 }))?.dimensions, Some(128));
+/// let error = read(json!({ "dimensions": "many" })).unwrap_err().to_string();
+/// assert_eq!(error, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string");
+/// # Ok::<(), kivu::Error>(())
+/// ```
+pub fn read_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T> {
+    json::from_parameters(parameters)
 }
 
 /// How texts above the token limit are handled, in all tasks whose models read whole texts.

@@ -54,7 +54,8 @@ def limit(pipe):
     """The tokens of a text that Kivu reads. The pipelines themselves truncate only if the tokenizer has a limit."""
     config = pipe.model.config
     # The rows up to the padding's belong to no token.
-    unused = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    with_padding = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+    unused = config.pad_token_id + 1 if config.model_type in with_padding else 0
     return min(pipe.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512) - unused)
 
 

@@ -182,6 +182,31 @@ async fn deberta_v2_with_positions_types_and_a_convolution() {
 }
 
 #[tokio::test]
+async fn electra_for_ranking() {
+    compare("tiny-electra-rank").await;
+}
+
+#[tokio::test]
+async fn albert_with_groups_of_layers() {
+    compare("tiny-albert-cls").await;
+}
+
+#[tokio::test]
+async fn ernie_for_three_labels() {
+    compare("tiny-ernie-cls").await;
+}
+
+#[tokio::test]
+async fn data2vec_for_three_labels() {
+    compare("tiny-data2vec-cls").await;
+}
+
+#[tokio::test]
+async fn megatron_bert_for_three_labels() {
+    compare("tiny-megatron-cls").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_the_first_token() {
     compare("tiny-modernbert-cls").await;
 }

@@ -205,6 +205,31 @@ async fn mpnet_with_buckets_of_distances() {
 }
 
 #[tokio::test]
+async fn electra_with_narrow_embeddings() {
+    tiny("tiny-electra").await;
+}
+
+#[tokio::test]
+async fn albert_with_one_layer_for_all_passes() {
+    tiny("tiny-albert").await;
+}
+
+#[tokio::test]
+async fn ernie_with_task_types() {
+    tiny("tiny-ernie").await;
+}
+
+#[tokio::test]
+async fn data2vec() {
+    tiny("tiny-data2vec").await;
+}
+
+#[tokio::test]
+async fn megatron_bert() {
+    tiny("tiny-megatron").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_windows() {
     tiny("tiny-modernbert").await;
 }

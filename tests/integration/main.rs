@@ -49,6 +49,7 @@ mod on_demand;
 mod page;
 mod processors;
 mod properties;
+mod python;
 mod readme;
 mod reliability;
 mod requests;

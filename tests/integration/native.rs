@@ -35,10 +35,9 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         None => (name, Precision::Int8),
     };
     let task = match name {
-        "tiny-bert-rank" | "tiny-modernbert-rank" | "tiny-qwen3-rank" => Task::TextRanking,
-        "tiny-modernbert-cls" | "tiny-roberta-nli" | "tiny-deberta-nli" | "tiny-deberta-v2" => {
-            Task::TextClassification
-        }
+        name if name.ends_with("-rank") => Task::TextRanking,
+        name if name.ends_with("-cls") => Task::TextClassification,
+        "tiny-roberta-nli" | "tiny-deberta-nli" | "tiny-deberta-v2" => Task::TextClassification,
         name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => Task::TokenClassification,
         _ => Task::FeatureExtraction,
     };
@@ -118,6 +117,23 @@ const OTHER_MODELS: [&str; 8] = [
     "tiny-modernbert-ner",
 ];
 
+/// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types and other names.
+const SUCCESSORS: [&str; 13] = [
+    "tiny-electra",
+    "tiny-electra-rank",
+    "tiny-electra-ner",
+    "tiny-albert",
+    "tiny-albert-cls",
+    "tiny-albert-ner",
+    "tiny-ernie",
+    "tiny-ernie-cls",
+    "tiny-data2vec",
+    "tiny-megatron",
+    "tiny-megatron-cls",
+    "tiny-electra in blocks",
+    "tiny-albert-cls in blocks",
+];
+
 /// Fixtures for RMSNorm families, most with layers after their pooling, and for block quantization.
 const RMS_MODELS: [&str; 7] = [
     "tiny-qwen3",
@@ -160,6 +176,11 @@ async fn other_families_have_the_results_of_onnx_runtime_too() {
 }
 
 #[tokio::test]
+async fn successors_of_bert_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(SUCCESSORS).await;
+}
+
+#[tokio::test]
 async fn deberta_has_the_results_of_onnx_runtime_too() {
     has_the_results_of_onnx_runtime(DEBERTAS).await;
 }
@@ -175,6 +196,7 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
         let Some(bundle) = build(name, folder.path()) else { return };
         let session =
             Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+        assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
         let native = backend(&bundle, 1);
         assert_eq!(native.signature(), session.signature());
         for length in [1, 2, 7, 13, 33, 60] {
@@ -197,6 +219,11 @@ async fn a_text_has_the_same_bits_whatever_else_is_in_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_families_have_the_same_bits_too() {
     has_the_same_bits(OTHER_MODELS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn successors_of_bert_have_the_same_bits_too() {
+    has_the_same_bits(SUCCESSORS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

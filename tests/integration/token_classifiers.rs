@@ -118,6 +118,16 @@ async fn xlm_roberta() {
 }
 
 #[tokio::test]
+async fn electra() {
+    compare("tiny-electra-ner").await;
+}
+
+#[tokio::test]
+async fn albert() {
+    compare("tiny-albert-ner").await;
+}
+
+#[tokio::test]
 async fn camembert() {
     compare("tiny-camembert-ner").await;
 }

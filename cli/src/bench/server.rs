@@ -4,13 +4,14 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
 use clap::ValueEnum;
 
 use super::timing::{ms, throughput};
+use crate::program;
 use kivu::{
     backend::onnx::library,
     config::{Config, memory_of},
@@ -79,10 +80,9 @@ impl Server {
     pub(super) fn start(bundle: &Path, config: &Config) -> Result<Self> {
         let absolute =
             |path: &Path| path.canonicalize().map_err(Error::io(format!("cannot find `{}`", path.display())));
-        let program = std::env::current_exe().map_err(Error::io("cannot find the path of this program"))?;
         let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
         let bundle = absolute(bundle)?;
-        let mut command = Command::new(program);
+        let mut command = program::command()?;
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIVU_")) {
             command.env_remove(name);
         }

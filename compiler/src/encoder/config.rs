@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
+pub(super) use super::details::{Details, EmbeddingProjection};
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
@@ -60,36 +61,6 @@ pub(crate) struct EncoderConfig {
     /// How a head reads token vectors.
     pub(super) head_input: HeadInput,
     pub(super) details: Details,
-}
-
-/// Details that most families lack.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Details {
-    /// Whether queries and keys are normalized head by head.
-    pub(super) norms_each_head: bool,
-    /// Width of word, type and position embeddings, if a layer projects their sum to the width of a token's vector.
-    pub(super) embedding_width: Option<usize>,
-    /// Factor for word embeddings.
-    pub(super) word_scale: Option<f32>,
-    /// Factor for query-key products, if not derived from the head width.
-    pub(super) attention_scale: Option<f32>,
-    /// Whether a word prediction head adds a bias to its logits.
-    pub(super) predicts_with_bias: bool,
-    /// Whether the output matrix is the word embedding table.
-    pub(super) ties_words: bool,
-}
-
-impl Default for Details {
-    fn default() -> Self {
-        Self {
-            norms_each_head: false,
-            embedding_width: None,
-            word_scale: None,
-            attention_scale: None,
-            predicts_with_bias: true,
-            ties_words: true,
-        }
-    }
 }
 
 /// Attention heads.
@@ -315,7 +286,7 @@ impl EncoderConfig {
 
     /// Width of word, type and position embeddings.
     pub(super) fn embedding_width(&self) -> usize {
-        self.details.embedding_width.unwrap_or(self.facts.hidden)
+        self.details.projection.map_or(self.facts.hidden, |projection| projection.width)
     }
 
     /// The convolution after the first layer.
@@ -336,7 +307,30 @@ impl EncoderConfig {
 
     /// A matrix in a layer.
     pub(super) fn in_layer(&self, layer: usize, name: &str, outputs: usize, has_bias: bool) -> Projection {
-        Projection { name: format!("{}{layer}.{name}", self.names.layer), outputs, has_bias }
+        Projection { name: self.name_in_layer(layer, name), outputs, has_bias }
+    }
+
+    /// A weight name in a layer.
+    pub(super) fn name_in_layer(&self, layer: usize, name: &str) -> String {
+        match self.details.sharing {
+            None => format!("{}{layer}.{name}", self.names.layer),
+            Some(sharing) => format!("{}{}{name}", self.names.layer, sharing.layer(layer)),
+        }
+    }
+
+    /// Whether a weight belongs to a layer that no text passes.
+    pub(super) fn is_in_unused_layer(&self, name: &str) -> bool {
+        let Some(rest) = name.strip_prefix(self.names.layer) else { return false };
+        let parts: Vec<&str> = rest.split('.').collect();
+        let number = |place: usize| parts.get(place).and_then(|part| part.parse::<usize>().ok());
+        match self.details.sharing {
+            None => number(0).is_some_and(|layer| layer >= self.layers),
+            Some(sharing) => {
+                let is_layer =
+                    number(0).is_some() && parts.get(1) == Some(&sharing.name) && number(2).is_some();
+                is_layer && !(0..self.layers).any(|layer| rest.starts_with(&sharing.layer(layer)))
+            }
+        }
     }
 
     /// The first feed-forward matrix, or its two halves.

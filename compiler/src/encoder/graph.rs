@@ -3,7 +3,7 @@
 //! normalizations.
 
 use super::{
-    config::{Bias, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
+    config::{Bias, EmbeddingProjection, EncoderConfig, Gate, Head, HeadKind, Heads, Norms, Positions},
     disentangled::{Text, convolve_neighbours},
     distance_tables::DistanceTables,
     heads::OutputHeads,
@@ -82,19 +82,22 @@ pub(super) fn graph(
     Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
 
-/// The layer from embeddings to token vectors, in DeBERTa.
-const EMBEDDING_PROJECTION: &str = "embeddings.embed_proj";
-
+/// ERNIE's task type table.
+const TASK_TYPES: &str = "embeddings.task_type_embeddings.weight";
 /// Name prefixes for heads that predict words, answers, or another model's words.
-const OTHER_HEADS: [&str; 11] = [
+const OTHER_HEADS: [&str; 15] = [
     "cls.",
     "decoder.",
+    "discriminator_predictions.",
+    "generator_lm_head.",
+    "generator_predictions.",
     "head.",
     "lm_head.",
     "lm_predictions.",
     "mask_predictions.",
     "predictions.",
     "qa_outputs.",
+    "sop_classifier.",
     "vocab_layer_norm.",
     "vocab_projector.",
     "vocab_transform.",
@@ -108,15 +111,13 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
     let begins = |names: &[&str]| names.iter().any(|head| name.starts_with(head));
     // GLiNER files contain nothing but the span model.
     let has_labels = config.head.is_some() || heads.has_scores() || heads.spans.is_some();
-    let number = name.strip_prefix(config.names.layer).and_then(|rest| rest.split_once('.'));
-    let is_beyond =
-        number.is_some_and(|(number, _)| number.parse::<usize>().is_ok_and(|number| number >= config.layers));
-    is_beyond
+    config.is_in_unused_layer(name)
         || name.starts_with("pooler.")
         || begins(&OTHER_HEADS)
         || !has_labels && begins(&LABEL_HEADS)
         || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
+        || config.details.task_types == 0 && name == TASK_TYPES
         // T5's encoder has the same table under a second name.
         || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
 }
@@ -169,8 +170,12 @@ impl Writer<'_> {
         if positions != Positions::None {
             let name = "embeddings.position_embeddings.weight";
             let mut table = layers.weights.take(name, &[self.config.position_rows(), width])?.clone();
-            // A single type is added to all tokens, and therefore to all positions.
-            if let Some(shared) = type_table.filter(|_| is_shared) {
+            // A single type is added to all tokens, and therefore to all positions. So is the first task type.
+            let task_types = match self.config.details.task_types {
+                0 => None,
+                rows => Some(layers.weights.take(TASK_TYPES, &[rows, width])?),
+            };
+            for shared in type_table.filter(|_| is_shared).into_iter().chain(task_types) {
                 for row in table.values.chunks_exact_mut(width) {
                     row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
@@ -183,12 +188,17 @@ impl Writer<'_> {
             let positions = layers.positions(&table, ids, padding);
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
-        if let Some(inputs) = self.config.details.embedding_width {
-            let outputs = self.config.facts.hidden;
-            let projection = Projection { name: EMBEDDING_PROJECTION.to_owned(), outputs, has_bias: false };
-            sum = layers.project_by_token(&[projection], &sum, inputs)?;
+        let projection = self.config.details.projection;
+        let is_normalized_before = projection.is_some_and(|projection| projection.is_normalized_before);
+        if let Some(name) = names.embedding_norm.filter(|_| is_normalized_before) {
+            sum = layers.normalize_rows(&sum, name, width)?;
         }
-        if let Some(name) = names.embedding_norm {
+        if let Some(EmbeddingProjection { name, has_bias, .. }) = projection {
+            let projection =
+                Projection { name: name.to_owned(), outputs: self.config.facts.hidden, has_bias };
+            sum = layers.project_by_token(&[projection], &sum, width)?;
+        }
+        if let Some(name) = names.embedding_norm.filter(|_| !is_normalized_before) {
             sum = layers.normalize(&sum, name)?;
         }
         Ok(match &self.text {
@@ -224,7 +234,12 @@ impl Writer<'_> {
         let has_one_row = head.is_some() && !self.config.head_input.is_mean;
         // The convolution, after the first layer, needs all tokens.
         let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
+        let is_norm_after = matches!(self.config.names.norms, Norms::After { .. });
+        // Queries apart from keys and values would be a second copy of weights that other layers use joined.
+        let has_own_weights = self.config.details.sharing.is_none();
         has_one_row
+            && is_norm_after
+            && has_own_weights
             && !is_convolved
             && self.blocks.is_none()
             && self.bias == Value::none()
@@ -233,9 +248,11 @@ impl Writer<'_> {
 
     /// Writes one layer: the tokens in `attending` (all tokens in `input`, or the first) attend to `input`.
     fn layer_with_norms_after(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
-        let names = self.config.names;
-        let Norms::After { attention, output } = &names.norms else { unreachable!("the caller matched") };
-        let at = |name: &str| format!("{}{layer}.{name}", names.layer);
+        let config = self.config;
+        let Norms::After { attention, output } = &config.names.norms else {
+            unreachable!("the caller matched")
+        };
+        let at = |name: &str| config.name_in_layer(layer, name);
         let mut attended = self.attention(layer, attending, input)?;
         for name in *attention {
             attended = self.layers.add_and_norm(&attended, attending, &at(name))?;
@@ -246,11 +263,12 @@ impl Writer<'_> {
 
     /// Writes all layers and the final normalization, for models that normalize each sublayer's input (pre-norm).
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
-        let names = self.config.names;
-        let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &names.norms else {
+        let config = self.config;
+        let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &config.names.norms
+        else {
             unreachable!("the caller matched")
         };
-        let at = |layer: usize, name: &str| format!("{}{layer}.{name}", names.layer);
+        let at = |layer: usize, name: &str| config.name_in_layer(layer, name);
         let mut sum = embedded.clone();
         let mut input = match is_first_normal {
             true => self.layers.normalize(&sum, &at(0, attention))?,
@@ -301,7 +319,7 @@ impl Writer<'_> {
         let (query, key) = self.prepare(layer, query, key)?;
         let parts = [&query, &key, &value];
         let context = if let Some(tables) = &self.tables {
-            let name = format!("{}{layer}.attention.self", names.layer);
+            let name = config.name_in_layer(layer, "attention.self");
             let inputs = [&query, &key, &value, &self.mask, &self.ids];
             tables.attend(&mut self.layers, &name, inputs)?
         } else if let Some(blocks) = &self.blocks {
@@ -322,7 +340,7 @@ impl Writer<'_> {
         let mut parts = [(query, queries), (key, keys)];
         if let Some(names) = config.names.query_key_norms {
             for ((value, heads), name) in parts.iter_mut().zip(names) {
-                let name = format!("{}{layer}.{name}", config.names.layer);
+                let name = config.name_in_layer(layer, name);
                 *value = match config.details.norms_each_head {
                     true => self.layers.normalize_heads(value, &name, [*heads, width])?,
                     false => self.layers.normalize_rows(value, &name, *heads * width)?,
@@ -382,7 +400,7 @@ impl Writer<'_> {
         let mut attributes = attention(self.config.heads.queries);
         let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
             Some(windows) => {
-                let name = format!("{}{layer}.attention.self", self.config.names.layer);
+                let name = self.config.name_in_layer(layer, "attention.self");
                 windows.bias(layers, &name, [query, key], is_first_only)?
             }
             None => self.bias.clone(),

@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod details;
 mod disentangled;
 mod distance_tables;
 mod distances;

@@ -5,7 +5,7 @@ use std::path::Path;
 use kivu_engine::kernel::LANES;
 
 use super::{
-    config::{EncoderConfig, Facts, Head, HeadKind},
+    config::{EncoderConfig, Facts, Head, HeadKind, Positions},
     decoder, families,
     graph::{LABEL_HEADS, LOGITS, graph},
     heads::OutputHeads,
@@ -18,7 +18,7 @@ use crate::{
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{other_unknown_token, within_types, within_vocabulary},
+    token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
     weights::Weights,
 };
 use kivu::{
@@ -106,6 +106,9 @@ pub(super) struct Parts {
 /// Builds an encoder source; its graph is written for the plan's engine.
 pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     let Parts { config, weights, heads, settings, tokenizer } = parts;
+    if let Positions::TableAfter { padding } = config.positions {
+        has_positions(&tokenizer, padding)?;
+    }
     let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
     let engine = match plan.engine {
@@ -328,6 +331,24 @@ mod tests {
         // The class has a default.
         model.set("tokenizer_config.json", "unk_token", None);
         model.open().unwrap();
+    }
+
+    #[test]
+    fn layers_that_share_weights_are_stored_once() {
+        let constants = |passes: usize| {
+            let model = Copy::of("tiny-albert");
+            model.set("config.json", "num_hidden_layers", Some(json!(passes)));
+            let plan = Plan { folder: model.0.path().to_owned(), ..Plan::default() };
+            let source = open(&plan).unwrap();
+            [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
+                let (_, graph) = (source.graphs)(precision).unwrap().remove(0);
+                let graph = graph.graph.unwrap();
+                (graph.initializer.len(), graph.node.len())
+            })
+        };
+        for ((few, short), (many, long)) in constants(2).into_iter().zip(constants(12)) {
+            assert!(few == many && long > 4 * short, "{few} {many} {short} {long}");
+        }
     }
 
     #[test]

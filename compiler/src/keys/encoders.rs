@@ -68,6 +68,43 @@ const BERT_LEGACY: &[Unused] = &[
     ("pooler_size_per_head", Any),
     ("pooler_type", Any),
 ];
+family!(
+    ELECTRA,
+    [SIZES, BERT_LIKE, &["embedding_size", "type_vocab_size"]],
+    // For multiple choice.
+    [
+        PADDING,
+        &[
+            ("summary_activation", Any),
+            ("summary_last_dropout", Any),
+            ("summary_type", Any),
+            ("summary_use_proj", Any),
+        ]
+    ]
+);
+family!(
+    ALBERT,
+    [SIZES, BERT_LIKE, &["embedding_size", "inner_group_num", "num_hidden_groups", "type_vocab_size"]],
+    [
+        PADDING,
+        // Keys from the authors' code, which no `transformers` version reads.
+        &[
+            ("down_scale_factor", Any),
+            ("gap_size", Any),
+            ("net_structure_type", Any),
+            ("num_memory_blocks", Any),
+        ],
+    ]
+);
+family!(
+    ERNIE,
+    [SIZES, BERT_LIKE, &["task_type_vocab_size", "type_vocab_size", "use_task_id"]],
+    [
+        PADDING,
+        // Keys from the authors' code, which no `transformers` version reads.
+        &[("enable_recompute", Any), ("fuse", Any), ("pool_act", Only(r#"["tanh"]"#))],
+    ]
+);
 family!(ROBERTA, [SIZES, BERT_LIKE, &["pad_token_id", "type_vocab_size"]], []);
 family!(
     DISTILBERT,
@@ -406,8 +443,11 @@ pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
 pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
     Some(match model_type {
         "bert" if is_jina => &JINA,
-        "bert" => &BERT,
-        "roberta" | "xlm-roberta" | "camembert" => &ROBERTA,
+        "bert" | "megatron-bert" => &BERT,
+        "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" => &ROBERTA,
+        "electra" => &ELECTRA,
+        "albert" => &ALBERT,
+        "ernie" => &ERNIE,
         "distilbert" => &DISTILBERT,
         "mpnet" => &MPNET,
         "deberta-v2" => &DEBERTA,

@@ -58,7 +58,6 @@ pub(super) const GENERATION: Rules = Rules {
             ("max_matching_ngram_size", Any),
             ("num_assistant_tokens", Any),
             ("num_assistant_tokens_schedule", Any),
-            ("prompt_lookup_num_tokens", Any),
             ("target_lookbehind", Any),
             // `generate` outputs besides the text.
             ("output_attentions", Any),
@@ -87,6 +86,7 @@ const UNSUPPORTED: &[Unused] = &[
     ("max_time", Only("[]")),
     ("num_beam_groups", Only("[1]")),
     ("penalty_alpha", Only("[0.0]")),
+    ("prompt_lookup_num_tokens", Only("[]")),
     ("remove_invalid_values", Only("[false]")),
     ("sequence_bias", Only("[{}]")),
     ("stop_strings", Only("[[]]")),

@@ -1,8 +1,11 @@
 //! Text generators' tokenizers, and the languages named by their files.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
 use super::tokenizer_json::{check_pieces, is_unigram, with_template};
@@ -74,6 +77,7 @@ pub(crate) struct Tokenizers {
 struct Config {
     added_tokens_decoder: BTreeMap<u32, AddedToken>,
     additional_special_tokens: Vec<Content>,
+    extra_special_tokens: ExtraTokens,
     bos_token: Option<Content>,
     eos_token: Option<Content>,
     pad_token: Option<Content>,
@@ -106,6 +110,20 @@ struct AddedToken {
 enum Content {
     Plain(String),
     Described { content: String },
+}
+
+/// Names, or tokens by name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ExtraTokens {
+    List(Vec<Content>),
+    ByName(IgnoredAny),
+}
+
+impl Default for ExtraTokens {
+    fn default() -> Self {
+        Self::ByName(IgnoredAny)
+    }
 }
 
 impl Content {
@@ -142,6 +160,7 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
             folder.display()
         )));
     }
+    config.check_special(tokens.keys().filter(|token| code(token).is_some()))?;
     let side = if config.legacy_behaviour { TokenSide::After } else { TokenSide::Before };
     let languages = Some(Languages::Tokens { codes, side, target: TargetToken::First });
     let end = tokens.get(config.end()?).copied().map(i64::from);
@@ -159,6 +178,7 @@ pub(crate) fn mbart(folder: &Path, class: Option<&str>, size: usize, translates:
     let end = tokens.get(config.end()?).copied().map(i64::from);
     let tokens = tokens.into_iter().filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
     let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
+    config.check_special(codes.keys())?;
     // The token positions that each model was trained with.
     let (side, target) = match is_mbart50 {
         true => (TokenSide::Before, TargetToken::First),
@@ -383,6 +403,20 @@ impl Config {
         self.added_tokens_decoder.iter().map(token).collect()
     }
 
+    /// Refuses a list of special tokens that lacks a language: `transformers` 5 writes that token into texts.
+    fn check_special<'a>(&self, languages: impl IntoIterator<Item = &'a String>) -> Result<()> {
+        let listed: BTreeSet<&str> = match &self.extra_special_tokens {
+            ExtraTokens::List(tokens) => tokens.iter().map(Content::as_str).collect(),
+            ExtraTokens::ByName(_) => return Ok(()),
+        };
+        match languages.into_iter().find(|token| !listed.is_empty() && !listed.contains(token.as_str())) {
+            Some(token) => Err(Error::model(format!(
+                "expected all language tokens in `extra_special_tokens` of `{CONFIG}`, but found none for `{token}`"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The special tokens.
     fn special(&self) -> impl Iterator<Item = &str> {
         let named = [&self.bos_token, &self.eos_token, &self.pad_token, &self.unk_token];
@@ -495,5 +529,23 @@ mod tests {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
         let refusal = mbart(folder.path(), None, 0, true).err().unwrap().to_string();
         assert!(refusal.starts_with("expected the token `a` with the id "), "{refusal}");
+    }
+
+    #[test]
+    fn a_list_of_special_tokens_has_all_languages() {
+        let check = |listed: Value| {
+            let config: Config =
+                serde_json::from_value(serde_json::json!({ "extra_special_tokens": listed })).unwrap();
+            config.check_special(&["__de__".to_owned(), "__fr__".to_owned()])
+        };
+        for listed in [
+            serde_json::json!([]),
+            serde_json::json!({"a": "b"}),
+            serde_json::json!(["__fr__", {"content": "__de__"}, "a"]),
+        ] {
+            check(listed).unwrap();
+        }
+        let error = check(serde_json::json!(["a", "__de__"])).unwrap_err().to_string();
+        assert!(error.ends_with("but found none for `__fr__`"), "{error}");
     }
 }

@@ -2,11 +2,14 @@
 
 #![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
+mod madd;
+
 use std::arch::x86_64::*;
 
+use self::madd::Madd;
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, intrinsics,
-    part, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums, assert_product, assert_tile,
+    intrinsics, part, with_row_count,
 };
 
 /// AVX2 and FMA, with integer products by the instructions `I`.
@@ -20,7 +23,9 @@ pub type AvxVnni = Bits256<Vnni>;
 
 /// Instructions for integer products.
 pub trait Int8Products: Copy + Send + Sync + 'static {
-    const ACTIVATION_SIZE: usize;
+    const ACTIVATION_SIZE: usize = 1;
+    const ROW_END_SIZE: usize = 0;
+    const TILE_ROWS: usize = MAX_ROWS;
 
     /// Detects the instructions; `None` if this processor lacks them.
     fn new() -> Option<Self>;
@@ -31,15 +36,22 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
 
     fn store_activations(bytes: [u8; LANES], out: &mut [u8]);
 
-    /// Multiplies `R` rows, at most [`TILE_ROWS`], by panel `n`.
+    /// Writes the end of a row, after its activations are stored.
     ///
     /// # Safety
-    /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in `blocks`.
-    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]);
+    /// The processor has the instructions.
+    unsafe fn finish_row(row: &mut [u8]);
+
+    /// Multiplies one to [`TILE_ROWS`](Self::TILE_ROWS) rows, as many as `out` has, by panel `n`.
+    ///
+    /// # Safety
+    /// The processor has the instructions. `rows` has as many rows as `out`, each with one activation per input in
+    /// `blocks`.
+    unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]);
 }
 
 /// Rows per register tile. Their sums occupy 12 of the 16 registers.
-const TILE_ROWS: usize = 6;
+const REGISTER_ROWS: usize = 6;
 /// Prefetch distance in weight groups: 8 KiB.
 const PREFETCHED_GROUPS: usize = 2048;
 
@@ -55,6 +67,8 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     type F32x16 = [__m256; 2];
 
     const ACTIVATION_SIZE: usize = I::ACTIVATION_SIZE;
+    const ROW_END_SIZE: usize = I::ROW_END_SIZE;
+    const TILE_ROWS: usize = I::TILE_ROWS;
 
     intrinsics! {
         fn load(values: &Lanes) -> [__m256; 2] {{
@@ -111,22 +125,23 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         I::store_activations(self.low_bytes(a), out);
     }
 
+    #[inline(always)]
+    fn finish_row(self, row: &mut [u8]) {
+        // SAFETY: `self` is proof that the processor has the features.
+        unsafe { I::finish_row(row) };
+    }
+
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
         assert_tile::<Self>(rows, &panels, out.len());
-        let row_size = rows.len() / out.len();
-        let part = part(out.len(), TILE_ROWS);
         for (n, panel) in panels.into_iter().enumerate() {
-            for (i, out) in out.chunks_mut(part).enumerate() {
-                let rows = &rows[i * part * row_size..];
-                // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-                with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { I::tile::<R>(rows, panel.blocks, n, out) });
-            }
+            // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
+            unsafe { I::tile(rows, panel.blocks, n, out) };
         }
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         assert_product(depth, a, b, out.len());
-        let part = part(out.len(), TILE_ROWS);
+        let part = part(out.len(), REGISTER_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
             let a = Rows { values: &a.values[n * part * a.stride..], ..a };
             // SAFETY: `self` is proof that the processor has the features. The row lengths were asserted.
@@ -175,8 +190,6 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
 pub struct Vnni(());
 
 impl Int8Products for Vnni {
-    const ACTIVATION_SIZE: usize = 1;
-
     fn new() -> Option<Self> {
         is_x86_feature_detected!("avxvnni").then_some(Self(()))
     }
@@ -191,92 +204,49 @@ impl Int8Products for Vnni {
         out.copy_from_slice(&bytes);
     }
 
-    #[target_feature(enable = "avx2,fma,avxvnni")]
-    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
-        let mut sums = [[_mm256_setzero_si256(); 2]; R];
-        let width = blocks.len() * GROUP;
-        for (step, block) in blocks.iter().enumerate() {
-            // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
-            let weights = halves(block).map(|half| unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
-                _mm256_loadu_si256(half.as_ptr().cast())
-            });
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: per this function's contract.
-                let group =
-                    unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
-                let group = _mm256_set1_epi32(group);
-                sums[0] = _mm256_dpbusd_avx_epi32(sums[0], group, weights[0]);
-                sums[1] = _mm256_dpbusd_avx_epi32(sums[1], group, weights[1]);
-            }
-        }
-        for (sums, out) in sums.iter().zip(out) {
-            for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
-                // SAFETY: half of `Sums` is 32 bytes long, as is a register.
-                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), *sums) };
-            }
-        }
-    }
-}
-
-/// Products by `vpmaddwd`, which multiplies 16-bit integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Madd(());
-
-impl Int8Products for Madd {
-    const ACTIVATION_SIZE: usize = 2;
-
-    fn new() -> Option<Self> {
-        Some(Self(()))
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn call<F: KernelFn>(kernel: Avx2, function: F) -> F::Output {
-        function.call(kernel)
-    }
-
     #[inline(always)]
-    fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
-        out.copy_from_slice(bytes.map(|byte| u16::from(byte).to_le_bytes()).as_flattened());
-    }
+    unsafe fn finish_row(_: &mut [u8]) {}
 
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn tile<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
-        const QUARTER: usize = LANES / 4;
-        let row_size = blocks.len() * GROUP * Self::ACTIVATION_SIZE;
-        for half in 0..2 {
-            // A register has four columns, each with two sums: even and odd input pairs.
-            let mut sums = [[_mm256_setzero_si256(); 2]; R];
-            for (step, block) in blocks.iter().enumerate() {
-                let weights = [2 * half, 2 * half + 1].map(|quarter| {
-                    let groups = &block[quarter * QUARTER..][..QUARTER];
-                    // SAFETY: four groups are 16 bytes long, as is a register. Any address may be prefetched.
-                    _mm256_cvtepi8_epi16(unsafe {
-                        _mm_prefetch::<_MM_HINT_T0>(groups.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
-                        _mm_loadu_si128(groups.as_ptr().cast())
-                    })
-                });
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let start = r * row_size + step * GROUP * Self::ACTIVATION_SIZE;
-                    // SAFETY: per this function's contract.
-                    let group = unsafe { rows.as_ptr().add(start).cast::<i64>().read_unaligned() };
-                    let group = _mm256_set1_epi64x(group);
-                    for (sums, weights) in sums.iter_mut().zip(weights) {
-                        *sums = _mm256_add_epi32(*sums, _mm256_madd_epi16(group, weights));
-                    }
-                }
-            }
-            for ([left, right], out) in sums.into_iter().zip(&mut *out) {
-                // Horizontal addition interleaves register halves; the permutation restores their order.
-                let sums = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(left, right));
-                let out = &mut out[n][half * LANES / 2..][..LANES / 2];
-                // SAFETY: half of `Sums` is 32 bytes long, as is a register.
-                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) };
-            }
+    #[target_feature(enable = "avx2,fma,avxvnni")]
+    unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
+        let part = part(out.len(), REGISTER_ROWS);
+        for (i, out) in out.chunks_mut(part).enumerate() {
+            let rows = &rows[i * part * blocks.len() * GROUP..];
+            // SAFETY: per this function's contract.
+            with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { multiply_vnni::<R>(rows, blocks, n, out) });
         }
     }
 }
 
+/// Multiplies `R` rows by panel `n`.
+///
+/// # Safety
+/// `rows` begins with `R` rows, each with one activation per input in `blocks`.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+unsafe fn multiply_vnni<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+    let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    let width = blocks.len() * GROUP;
+    for (step, block) in blocks.iter().enumerate() {
+        // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
+        let weights = halves(block).map(|half| unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
+            _mm256_loadu_si256(half.as_ptr().cast())
+        });
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: per this function's contract.
+            let group = unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
+            let group = _mm256_set1_epi32(group);
+            sums[0] = _mm256_dpbusd_avx_epi32(sums[0], group, weights[0]);
+            sums[1] = _mm256_dpbusd_avx_epi32(sums[1], group, weights[1]);
+        }
+    }
+    for (sums, out) in sums.iter().zip(out) {
+        for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
+            // SAFETY: half of `Sums` is 32 bytes long, as is a register.
+            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), *sums) };
+        }
+    }
+}
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx2,fma")]

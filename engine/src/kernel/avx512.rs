@@ -33,8 +33,6 @@ impl Avx512Vnni {
 impl Kernel for Avx512Vnni {
     type F32x16 = __m512;
 
-    const ACTIVATION_SIZE: usize = 1;
-
     intrinsics! {
         fn load(values: &Lanes) -> __m512 { _mm512_loadu_ps(values.as_ptr()) }
         fn store(a: __m512, out: &mut Lanes) { _mm512_storeu_ps(out.as_mut_ptr(), a) }

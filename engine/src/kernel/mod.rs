@@ -55,8 +55,10 @@ pub type Block = [[i8; GROUP]; LANES];
 pub const GROUP: usize = 4;
 /// Columns per [`Kernel::product`].
 pub const COLUMNS: usize = 2 * LANES;
-/// Maximum row count for [`Kernel::tile`] and [`Kernel::product`].
+/// Maximum row count for [`Kernel::product`].
 pub const MAX_ROWS: usize = 12;
+/// Maximum of [`Kernel::TILE_ROWS`].
+pub const MAX_TILE_ROWS: usize = 4 * MAX_ROWS;
 
 /// 16 columns of a weight matrix.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +96,11 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     type F32x16: Copy;
 
     /// Bytes per activation in rows for [`tile`](Self::tile).
-    const ACTIVATION_SIZE: usize;
+    const ACTIVATION_SIZE: usize = 1;
+    /// Bytes after a row's activations.
+    const ROW_END_SIZE: usize = 0;
+    /// Maximum row count for [`tile`](Self::tile), at most [`MAX_TILE_ROWS`].
+    const TILE_ROWS: usize = MAX_ROWS;
 
     /// Calls a function compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
@@ -134,7 +140,12 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// Unless `out` has [`ACTIVATION_SIZE`](Self::ACTIVATION_SIZE) bytes per lane.
     fn store_activations(self, a: Self::F32x16, out: &mut [u8]);
 
-    /// Multiplies one to [`MAX_ROWS`] activation rows, as many as `out` has, by two panels. Sums that exceed an `i32`,
+    /// Completes a row after all its activations are stored: writes its last [`ROW_END_SIZE`](Self::ROW_END_SIZE)
+    /// bytes.
+    #[inline(always)]
+    fn finish_row(self, _row: &mut [u8]) {}
+
+    /// Multiplies one to [`TILE_ROWS`](Self::TILE_ROWS) activation rows, as many as `out` has, by two panels. Sums that exceed an `i32`,
     /// which takes more than 65,000 inputs, wrap around.
     ///
     /// # Panics
@@ -185,17 +196,19 @@ fn part(rows: usize, max: usize) -> usize {
     rows.div_ceil(rows.div_ceil(max))
 }
 
+/// Bytes per activation row with `inputs` activations.
+pub(crate) const fn row_size<K: Kernel>(inputs: usize) -> usize {
+    inputs * K::ACTIVATION_SIZE + K::ROW_END_SIZE
+}
+
 /// Asserts that a tile's arguments fit each other.
 #[inline(always)]
 fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize) {
-    assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
+    let max = K::TILE_ROWS;
+    assert!((1..=max).contains(&row_count), "expected 1 to {max} rows, but found {row_count}");
     let steps = panels[0].blocks.len();
     assert_eq!(panels[1].blocks.len(), steps, "expected two panels of equal depth");
-    assert_eq!(
-        rows.len(),
-        row_count * steps * GROUP * K::ACTIVATION_SIZE,
-        "expected rows as long as the panels"
-    );
+    assert_eq!(rows.len(), row_count * row_size::<K>(steps * GROUP), "expected rows as long as the panels");
 }
 
 /// Asserts that a product's arguments fit each other.

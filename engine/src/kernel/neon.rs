@@ -72,8 +72,6 @@ impl<I: Int8Products> Neon<I> {
 impl<I: Int8Products> Kernel for Neon<I> {
     type F32x16 = F32x16;
 
-    const ACTIVATION_SIZE: usize = 1;
-
     intrinsics! {
         fn load(values: &Lanes) -> F32x16 { array::from_fn(|n| vld1q_f32(quarters(values)[n].as_ptr())) }
         fn store(a: F32x16, out: &mut Lanes) {

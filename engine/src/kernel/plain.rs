@@ -16,8 +16,6 @@ fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
 impl Kernel for Plain {
     type F32x16 = Lanes;
 
-    const ACTIVATION_SIZE: usize = 1;
-
     fn call<F: KernelFn>(self, function: F) -> F::Output {
         function.call(self)
     }

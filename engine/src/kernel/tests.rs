@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::{
-    Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Plain, Rows, Sums,
+    Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Plain,
+    Rows, Sums, row_size,
 };
 
 /// A function's results for each kernel, the reference last.
@@ -115,30 +116,37 @@ impl KernelFn for Tile {
         let column_sums: [Sums; 2] =
             self.panels.each_ref().map(|panel| std::array::from_fn(|column| column_sum(panel, column)));
         let panels = [0, 1].map(|n| Panel { blocks: &self.panels[n], column_sums: &column_sums[n] });
-        let mut rows = vec![0; self.rows.len() * K::ACTIVATION_SIZE];
-        let (lanes, rest) = self.rows.as_chunks::<LANES>();
-        for (lanes, out) in lanes.iter().zip(rows.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
-            kernel.store_activations(kernel.load(&lanes.map(|value| 8_388_608.0 + f32::from(value))), out);
-        }
-        if !rest.is_empty() {
-            let mut lanes = [0.0; LANES];
-            for (value, lane) in rest.iter().zip(&mut lanes) {
-                *lane = 8_388_608.0 + f32::from(*value);
+        let depth = self.rows.len() / self.row_count;
+        let row_size = row_size::<K>(depth);
+        let mut rows = vec![0; row_size * self.row_count + self.rows.len() % self.row_count];
+        for (row, out) in self.rows.chunks_exact(depth.max(1)).zip(rows.chunks_exact_mut(row_size.max(1))) {
+            for (values, out) in row.chunks(LANES).zip(out.chunks_mut(LANES * K::ACTIVATION_SIZE)) {
+                let mut lanes = [0.0; LANES];
+                for (value, lane) in values.iter().zip(&mut lanes) {
+                    *lane = 8_388_608.0 + f32::from(*value);
+                }
+                let mut bytes = [0; 2 * LANES];
+                kernel.store_activations(kernel.load(&lanes), &mut bytes[..LANES * K::ACTIVATION_SIZE]);
+                let size = values.len() * K::ACTIVATION_SIZE;
+                out[..size].copy_from_slice(&bytes[..size]);
             }
-            let mut bytes = [0; 2 * LANES];
-            kernel.store_activations(kernel.load(&lanes), &mut bytes[..LANES * K::ACTIVATION_SIZE]);
-            let rest = rest.len() * K::ACTIVATION_SIZE;
-            let start = rows.len() - rest;
-            rows[start..].copy_from_slice(&bytes[..rest]);
+            kernel.finish_row(out);
         }
         let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
-        kernel.tile(&rows, panels, &mut out);
+        // The last tile gets all remaining bytes, so that rows that do not fit are refused.
+        let (mut rest, mut count) = (&rows[..], self.row_count);
+        for out in out.chunks_mut(K::TILE_ROWS) {
+            count -= out.len();
+            let (rows, next) = rest.split_at(if count == 0 { rest.len() } else { out.len() * row_size });
+            kernel.tile(rows, panels, out);
+            rest = next;
+        }
         out
     }
 }
 
 fn tile() -> impl Strategy<Value = Tile> {
-    (1..=MAX_ROWS, 0..50usize, any::<u64>()).prop_map(|(row_count, steps, seed)| {
+    (1..=MAX_TILE_ROWS, 0..50usize, any::<u64>()).prop_map(|(row_count, steps, seed)| {
         let mut numbers = Numbers::new(seed);
         let activations = numbers.bytes(row_count * steps * GROUP);
         Tile::new(row_count, steps, &activations, &numbers.bytes(2 * steps * GROUP * LANES))
@@ -286,12 +294,26 @@ fn assert_panics(function: &(impl KernelFn + Clone)) {
     }
 }
 
+/// A tile with one row more than the kernel's maximum.
+#[derive(Clone)]
+struct OneTooMany;
+
+impl KernelFn for OneTooMany {
+    type Output = ();
+
+    fn call<K: Kernel>(self, kernel: K) {
+        let panel = Panel { blocks: &[[[0; GROUP]; LANES]], column_sums: &[0; LANES] };
+        let rows = vec![0; (K::TILE_ROWS + 1) * row_size::<K>(GROUP)];
+        kernel.tile(&rows, [panel; 2], &mut vec![[[0; LANES]; 2]; K::TILE_ROWS + 1]);
+    }
+}
+
 #[test]
 fn arguments_that_do_not_fit_are_refused() {
     let tile = |row_count, steps, activations: usize| {
         Tile::new(row_count, steps, &vec![0; activations], &vec![0; 2 * steps * GROUP * LANES])
     };
-    assert_panics(&tile(MAX_ROWS + 1, 2, (MAX_ROWS + 1) * 8));
+    assert_panics(&OneTooMany);
     assert_panics(&tile(2, 2, 15));
     assert_panics(&tile(2, 2, 20));
     let mut uneven = tile(2, 2, 16);
@@ -308,17 +330,20 @@ fn arguments_that_do_not_fit_are_refused() {
     assert_panics(&Product { b_stride: usize::MAX, ..product });
 }
 
+/// With as many inputs as fit into several parts of a panel, and with so many that sums exceed an `i32`.
 #[test]
 fn extreme_sums_do_not_saturate() {
     for (activation, weight) in [(255, 0x80), (255, 0x7f), (0, 0x80), (128, 0x80)] {
-        for row_count in 1..=MAX_ROWS {
-            let steps = 384 / GROUP;
-            let activations = vec![activation; row_count * steps * GROUP];
-            let weights = vec![weight; 2 * steps * GROUP * LANES];
-            let tile = Tile::new(row_count, steps, &activations, &weights);
-            let expected = 384 * i32::from(activation) * i32::from(weight.cast_signed());
+        for (row_count, inputs) in
+            [(1, 384), (4, 600), (7, 384), (16, 384), (18, 1100), (48, 600), (17, 80_000)]
+        {
+            let activations = vec![activation; row_count * inputs];
+            let weights = vec![weight; 2 * inputs * LANES];
+            let tile = Tile::new(row_count, inputs / GROUP, &activations, &weights);
+            let expected = i32::from(activation) * i32::from(weight.cast_signed());
+            let expected = expected.wrapping_mul(inputs as i32);
             for (instructions, found) in results(&tile) {
-                assert_eq!(found, vec![[[expected; LANES]; 2]; row_count], "{instructions}");
+                assert_eq!(found, vec![[[expected; LANES]; 2]; row_count], "{instructions}, {inputs}");
             }
         }
     }

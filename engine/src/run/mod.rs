@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     attention::Head,
-    kernel::{LANES, MAX_ROWS},
+    kernel::{LANES, MAX_TILE_ROWS},
     linear::Quantized,
     program::{Per, Program, RowOperation, Stage, Value, ValueId},
     spans::Spans,
@@ -25,7 +25,7 @@ use crate::{
 
 /// Rows per block; all operations in a stage process a block before the next. Its values fit into the second-level
 /// cache, and the weights are read once per block.
-const MAX_BLOCK_ROWS: usize = 4 * MAX_ROWS;
+const MAX_BLOCK_ROWS: usize = MAX_TILE_ROWS;
 /// Tokens per attention task.
 const TOKENS_PER_TASK: usize = 32;
 /// Maximum number of tasks per text; enough for the thread counts on Lambda's largest functions.

@@ -12,9 +12,10 @@ use crate::api::{
     server,
     task_schemas::{DefaultRequest, TaskResponse, VertexResponse},
     tasks::{self, VertexRequest},
-    tokens::{self, DecodeRequest, SimpleToken, TokenizeRequest},
+    tokens::{self, DecodeRequest, TokenizeRequest},
     vectors::Vector,
 };
+use crate::task::tokens::TextToken;
 
 pub(super) const TEI: Api = Api {
     name: "TEI",
@@ -100,7 +101,7 @@ pub(super) const TEI: Api = Api {
         .runs(Runs::ModelWithUsage),
         post!("/tokenize", "tokenize", tokens::tokenize, "Tokenize texts")
             .request::<TokenizeRequest>(r#"{"inputs": "Hello, wörld!"}"#)
-            .response::<Vec<Vec<SimpleToken>>>(
+            .response::<Vec<Vec<TextToken>>>(
                 "One token list per text, without truncation.",
                 r#"[[{"id": 101, "special": true, "start": null, "stop": null, "text": "[CLS]"}, {"id": 7592, "special": false, "start": 0, "stop": 5, "text": "Hello"}]]"#,
             ),

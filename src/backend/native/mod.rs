@@ -17,7 +17,7 @@ use std::num::NonZeroUsize;
 use async_trait::async_trait;
 use kivu_engine::kernel::InstructionSet;
 
-use self::workers::Workers;
+use self::workers::{MIN_SHARED_TOKENS, Workers};
 pub use self::{
     graph::MULTI_VECTORS,
     model::{NativeModel, WeightFiles},
@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.
-const MIN_CALL_TOKENS: usize = 96;
+const MIN_CALL_TOKENS: usize = 4 * MIN_SHARED_TOKENS;
 
 /// The instructions that the engine uses in this process.
 pub fn instructions() -> InstructionSet {

@@ -63,6 +63,8 @@ impl WeightFiles {
 pub struct NativeModel {
     signature: Signature,
     pub(super) program: Program,
+    /// Multiplications for a token in linear layers.
+    pub(super) token_products: usize,
     pub(super) instructions: InstructionSet,
     mapped: Arc<MappedFiles>,
 }
@@ -75,9 +77,11 @@ impl NativeModel {
         let model = ModelProto::from_bytes(graph)?;
         let graph =
             model.graph.ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
+        let program = graph::read(&graph, &files.files)?;
         Ok(Self {
             signature: graph::signature(&graph)?,
-            program: graph::read(&graph, &files.files)?,
+            token_products: program.token_products(),
+            program,
             instructions: InstructionSet::current(),
             mapped: files.mapped,
         })
@@ -87,7 +91,8 @@ impl NativeModel {
     #[cfg(test)]
     pub(super) fn of(program: Program) -> Self {
         let signature = Signature { inputs: Vec::new(), outputs: Vec::new() };
-        Self { signature, program, instructions: InstructionSet::current(), mapped: Arc::default() }
+        let (token_products, instructions) = (program.token_products(), InstructionSet::current());
+        Self { signature, program, token_products, instructions, mapped: Arc::default() }
     }
 
     /// Graph inputs and outputs.

@@ -1,6 +1,8 @@
 //! Threads that run a model. A thread leads each run; idle threads help.
 //!
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
+//! - A [brief call](Shared::is_brief) that finds an idle thread and an empty queue runs on its caller's thread instead,
+//!   which saves two thread switches.
 //! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
 //!   return to the queue at the next stage end.
 //! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
@@ -37,7 +39,9 @@ const RUN_TOKENS: usize = 192;
 /// Calls with at most this many tokens overtake calls with at least [`RUN_TOKENS`].
 const MAX_SHORT_TOKENS: usize = 48;
 /// Runs with fewer tokens are not worth waking a thread.
-const MIN_SHARED_TOKENS: usize = 24;
+pub(super) const MIN_SHARED_TOKENS: usize = 24;
+/// Products for which a thread that serves connections may be busy: a few milliseconds.
+const MAX_BRIEF_PRODUCTS: usize = 1 << 30;
 /// Spin iterations before a waiting thread yields.
 const SPINS: usize = 2_000;
 
@@ -59,6 +63,8 @@ struct Shared {
     waiting: AtomicUsize,
     /// Buffers from earlier runs, for reuse.
     memory: Mutex<Vec<Values>>,
+    /// Buffers of callers that have led runs, for reuse.
+    scratch: Mutex<Vec<Scratch>>,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +73,16 @@ struct Queue {
     /// The runs that idle threads can help with.
     teams: Vec<Arc<Team>>,
     idle: usize,
+    /// Callers that lead runs, each in place of an idle thread.
+    leading_callers: usize,
     is_closed: bool,
+}
+
+impl Queue {
+    /// Idle threads that runs may use.
+    fn free(&self) -> usize {
+        self.idle.saturating_sub(self.leading_callers)
+    }
 }
 
 /// One caller's texts.
@@ -128,10 +143,7 @@ impl Workers {
             return Err(deadline.exceeded());
         }
         let (outputs, received) = oneshot::channel();
-        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let queued = QueuedBatch::new();
-        self.shared.lock().calls.push_back(Call { texts, deadline, queued, outputs });
-        self.shared.changed.notify_one();
+        self.shared.begin(Call { texts, deadline, queued: QueuedBatch::new(), outputs });
         let gone = || Err(Error::inference("the model run failed"));
         deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
     }
@@ -152,11 +164,37 @@ impl Shared {
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             memory: Mutex::default(),
+            scratch: Mutex::default(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a brief call on this thread if another one would be woken for it, and queues all others.
+    fn begin(&self, call: Call) {
+        let mut queue = self.lock();
+        if self.is_brief(&call) && queue.calls.is_empty() && queue.free() > 0 {
+            queue.leading_callers += 1;
+            drop(queue);
+            let kept = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = kept().pop().unwrap_or_default();
+            self.lead(vec![call], &mut scratch);
+            kept().push(scratch);
+            self.lock().leading_callers -= 1;
+        } else {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            queue.calls.push_back(call);
+            drop(queue);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Whether a call is not worth a thread switch.
+    fn is_brief(&self, call: &Call) -> bool {
+        let tokens = call.tokens();
+        tokens < MIN_SHARED_TOKENS && tokens * self.model.token_products <= MAX_BRIEF_PRODUCTS
     }
 
     /// Executes runs until the queue is closed and empty.
@@ -237,11 +275,11 @@ impl Shared {
         calls.iter().for_each(|call| call.queued.begin());
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
-        let idle = self.lock().idle;
+        let free = self.lock().free();
         let tokens: usize = calls.iter().map(Call::tokens).sum();
         let threads = match tokens {
             ..MIN_SHARED_TOKENS => NonZeroUsize::MIN,
-            _ => NonZeroUsize::MIN.saturating_add(idle),
+            _ => NonZeroUsize::MIN.saturating_add(free),
         };
         let run = self.model.program.pack(texts, threads, memory);
         let progress = |stage| Progress {
@@ -357,12 +395,17 @@ mod tests {
         })
     }
 
-    fn add(shared: &Shared, tokens: usize) -> oneshot::Receiver<Result<Outputs>> {
+    fn call(tokens: usize) -> (Call, oneshot::Receiver<Result<Outputs>>) {
         let token = Token { id: 0, type_id: 0, position: 0 };
         let texts = vec![Text { tokens: vec![token; tokens], attended: tokens }];
         let (outputs, received) = oneshot::channel();
         let deadline = Deadline::within(Duration::from_secs(3600));
-        shared.lock().calls.push_back(Call { texts, deadline, queued: QueuedBatch::default(), outputs });
+        (Call { texts, deadline, queued: QueuedBatch::default(), outputs }, received)
+    }
+
+    fn add(shared: &Shared, tokens: usize) -> oneshot::Receiver<Result<Outputs>> {
+        let (call, received) = call(tokens);
+        shared.lock().calls.push_back(call);
         shared.waiting.fetch_add(1, Ordering::Relaxed);
         received
     }
@@ -392,5 +435,27 @@ mod tests {
         // Short calls are taken up to the run's own token count.
         let calls = [RUN_TOKENS, short, short, short, short, 1];
         assert_eq!(led(&shared, calls), [true, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn brief_calls_run_on_their_callers_thread_if_a_thread_is_idle() {
+        let begun = |idle, leading_callers, queued: usize, tokens| {
+            let shared = Shared::new(model());
+            *shared.lock() = Queue { idle, leading_callers, ..Queue::default() };
+            let _queued: Vec<_> = (0..queued).map(|_| add(&shared, 1)).collect();
+            let (call, mut received) = call(tokens);
+            shared.begin(call);
+            let waiting = shared.lock().calls.len() - queued;
+            assert_eq!(shared.lock().leading_callers, leading_callers);
+            let is_done = received.try_recv().is_ok_and(|outputs| outputs.is_ok());
+            assert_eq!(waiting, usize::from(!is_done));
+            is_done
+        };
+        assert!(begun(1, 0, 0, MIN_SHARED_TOKENS - 1));
+        assert!(begun(2, 1, 0, 1));
+        assert!(!begun(1, 0, 0, MIN_SHARED_TOKENS), "the other thread would help");
+        assert!(!begun(0, 0, 0, 1), "no thread is idle");
+        assert!(!begun(1, 1, 0, 1), "another caller has the idle thread's place");
+        assert!(!begun(1, 0, 1, 1), "others were first");
     }
 }

@@ -21,6 +21,15 @@ const FIRST_WITH_TELEMETRY: (u32, u32) = (1, 29);
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
+/// The library's folder in the package that this code is a part of, if it is no program.
+static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Adds a folder to the [`candidates`], for packages that are loaded into another program, such as Python. The first
+/// call counts.
+pub fn add_package(folder: PathBuf) {
+    let _ = PACKAGE.set(folder);
+}
+
 /// Library file name in the official archives.
 pub fn file_name() -> String {
     format!("libonnxruntime.so.{VERSION}")
@@ -56,7 +65,7 @@ impl Runtime {
 
 /// Possible library paths, in order of preference: `configured` alone if it is set; otherwise the folder `lib`
 /// next to the executable, as in archives, then `lib/kivu` next to the executable's folder, as in installed
-/// packages, and then `home`.
+/// packages, and then `home`. A [package's](add_package) folder comes before them.
 pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     if let Some(path) = configured {
         return vec![path.to_owned()];
@@ -65,7 +74,8 @@ pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     let folder = executable.as_deref().and_then(Path::parent);
     let archived = folder.map(|folder| folder.join("lib"));
     let installed = folder.and_then(Path::parent).map(|prefix| prefix.join("lib/kivu"));
-    let folders = archived.into_iter().chain(installed).chain([home.join(FOLDER)]);
+    let package = PACKAGE.get().cloned();
+    let folders = package.into_iter().chain(archived).chain(installed).chain([home.join(FOLDER)]);
     folders.map(|folder| folder.join(file_name())).collect()
 }
 

@@ -151,7 +151,7 @@ impl Loader {
             }
             listed.bundle = bundle;
         }
-        let (model, found) = self.measured(|| Model::open(&listed, &self.config))?;
+        let (model, found) = self.measured(|| Model::open_listed(&listed, &self.config))?;
         // ONNX Runtime packs weights, which takes more memory than the files have bytes.
         let is_packed = engine(&self.config, &entry.manifest) == Engine::Onnx;
         if let Some(found) = found.filter(|found| is_packed && *found > memory.bytes) {

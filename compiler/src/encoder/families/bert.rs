@@ -1,18 +1,18 @@
-//! The BERT family: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, DeBERTa and MPNet.
+//! The BERT family: BERT, ERNIE, RoBERTa, XLM-RoBERTa, CamemBERT, data2vec, ELECTRA, DistilBERT, DeBERTa and MPNet.
 
-use super::fields::{activation, expect, padding};
+use super::fields::{activation, expect, expect_absolute_positions, padding};
 use crate::{
     config::ConfigFile,
     encoder::{
         config::{
-            Bias, Details, Disentangled, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms,
-            Positions, WORDS,
+            Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput,
+            Heads, Names, Norms, Positions, WORDS,
         },
         distances::{Convolution, Distances},
     },
     layers::{Activation, Buckets},
 };
-use kivu::error::{Error, Result};
+use kivu::error::Result;
 
 /// Number of distance buckets in MPNet. `transformers` ignores the number in the config.
 const BUCKETS: usize = 32;
@@ -36,6 +36,9 @@ pub(super) const BERT: Names = Names {
 };
 pub(super) const ROBERTA: Names =
     Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
+pub(super) const DATA2VEC: Names = Names { prefix: "data2vec_text.", ..ROBERTA };
+const ELECTRA: Names = Names { prefix: "electra.", ..ROBERTA };
+const ERNIE: Names = Names { prefix: "ernie.", ..BERT };
 const DISTILBERT: Names = Names {
     prefix: "distilbert.",
     layer: "transformer.layer.",
@@ -62,6 +65,9 @@ const MPNET: Names = Names {
     ..ROBERTA
 };
 
+/// Width of ELECTRA's embeddings, if the config does not name it.
+const ELECTRA_WIDTH: usize = 128;
+
 /// Reads a family member's `config.json`.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
@@ -69,20 +75,19 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
         "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 2, Activation::Tanh),
+        "data2vec-text" => (&DATA2VEC, 2, Activation::Tanh),
+        "electra" => (&ELECTRA, 2, Activation::Gelu),
+        "ernie" => (&ERNIE, 2, Activation::Tanh),
         "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),
     };
     // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
-    if !is_deberta {
-        expect(config, "position_embedding_type", &"absolute".to_owned())?;
-        // If the value is null, these models have no positions in `transformers` 4.57.
-        let has_types = !["distilbert", "mpnet"].contains(&model_type);
-        let kind = config.fields().get("position_embedding_type").filter(|_| has_types);
-        if kind.is_some_and(serde_json::Value::is_null) {
-            return Err(Error::model("expected `position_embedding_type` `absolute`, but found null"));
-        }
+    match model_type {
+        "deberta-v2" => {}
+        "distilbert" | "mpnet" => expect(config, "position_embedding_type", &"absolute".to_owned())?,
+        _ => expect_absolute_positions(config)?,
     }
     let feed_forward = FeedForward {
         width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
@@ -94,7 +99,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
     let positions = match model_type {
-        "roberta" | "xlm-roberta" | "camembert" | "mpnet" => {
+        "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "mpnet" => {
             Positions::TableAfter { padding: padding(config)? }
         }
         "deberta-v2" if !config.is_set_or("position_biased_input", true)? => Positions::None,
@@ -121,15 +126,30 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         },
         bias,
         head_input: HeadInput::first(head_activation),
-        details: Details {
-            embedding_width: match is_deberta {
-                true => config.get_size("embedding_size")?.filter(|width| *width != shared.facts.hidden),
-                false => None,
-            },
-            ..shared.details
-        },
+        details: details(config, &shared)?,
         ..shared
     })
+}
+
+fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
+    let is_electra = match config.model_type() {
+        "electra" => true,
+        "deberta-v2" => false,
+        "ernie" if config.is_set("use_task_id")? => {
+            let task_types = config.get_size("task_type_vocab_size")?.unwrap_or(3);
+            return Ok(Details { task_types, ..shared.details });
+        }
+        _ => return Ok(shared.details),
+    };
+    let default = if is_electra { ELECTRA_WIDTH } else { shared.facts.hidden };
+    let width = config.get_size("embedding_size")?.unwrap_or(default);
+    let projection = EmbeddingProjection {
+        name: if is_electra { "embeddings_project" } else { "embeddings.embed_proj" },
+        width,
+        has_bias: is_electra,
+        is_normalized_before: is_electra,
+    };
+    Ok(Details { projection: (width != shared.facts.hidden).then_some(projection), ..shared.details })
 }
 
 impl Disentangled {

@@ -111,6 +111,16 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
     }
 }
 
+/// Refuses relative positions. Without a value, models have no positions in `transformers` 4.57 if the key is null.
+pub(super) fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
+    const FIELD: &str = "position_embedding_type";
+    expect(config, FIELD, &"absolute".to_owned())?;
+    match config.fields().get(FIELD).is_some_and(serde_json::Value::is_null) {
+        true => Err(Error::model(format!("expected `{FIELD}` `absolute`, but found null"))),
+        false => Ok(()),
+    }
+}
+
 /// Window size in tokens for layers with local attention.
 pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
     match config.get::<usize>(field)? {

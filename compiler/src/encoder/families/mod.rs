@@ -1,10 +1,12 @@
 //! Encoder families: reads their `config.json` into a description, and names their weights.
 
+mod albert;
 mod bert;
 mod fields;
 mod gemma3;
 mod gte;
 mod jina;
+mod megatron;
 mod modernbert;
 mod nomic;
 mod qwen3;
@@ -21,12 +23,17 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 15] = [
+pub(crate) const MODEL_TYPES: [&str; 20] = [
     "bert",
     "distilbert",
     "roberta",
     "xlm-roberta",
     "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "albert",
+    "megatron-bert",
     "deberta-v2",
     "mpnet",
     "modernbert",
@@ -54,9 +61,10 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
     match model_type {
         "bert" if jina::is_described_by(config)? => jina::read(config),
-        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "deberta-v2" | "mpnet" => {
-            bert::read(config)
-        }
+        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "electra"
+        | "ernie" | "deberta-v2" | "mpnet" => bert::read(config),
+        "albert" => albert::read(config),
+        "megatron-bert" => megatron::read(config),
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
@@ -89,7 +97,9 @@ fn alternative(architecture: &str) -> &'static str {
 pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
     match config.names {
         names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
-        names if names.prefix == bert::ROBERTA.prefix => byte_pairs::tokenizer(folder),
+        names if [bert::ROBERTA.prefix, bert::DATA2VEC.prefix].contains(&names.prefix) => {
+            byte_pairs::tokenizer(folder)
+        }
         names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
         _ => read_tokenizer(folder),
     }
@@ -123,6 +133,13 @@ mod tests {
     fn odd_configs_are_refused_by_name() {
         let refusals = [
             changed("tiny-bert", "is_decoder", json!(true)),
+            changed("tiny-electra", "position_embedding_type", json!("relative_key")),
+            changed("tiny-electra", "is_decoder", json!(true)),
+            changed("tiny-albert", "position_embedding_type", Value::Null),
+            changed("tiny-albert", "num_hidden_groups", json!(0)),
+            changed("tiny-albert", "num_hidden_layers", json!(2000)),
+            changed("tiny-ernie", "task_type_vocab_size", json!(0)),
+            changed("tiny-megatron", "is_decoder", json!(true)),
             changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
             changed("tiny-mpnet", "num_attention_heads", json!(5)),
             changed("tiny-modernbert", "local_attention", json!(0)),
@@ -160,6 +177,13 @@ mod tests {
         ];
         let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(refusals, @r"
+        expected `is_decoder` false, but found true
+        expected `position_embedding_type` `absolute`, but found `relative_key`
+        expected `is_decoder` false, but found true
+        expected `position_embedding_type` `absolute`, but found null
+        expected `num_hidden_groups` from 1 to 2097152, but found 0
+        expected at most 1024 layers (`num_hidden_layers` times `inner_group_num`), but found 2000
+        expected `task_type_vocab_size` from 1 to 2097152, but found 0
         expected `is_decoder` false, but found true
         expected `relative_attention_num_buckets` 32, but found 16
         expected `hidden_size` to be a multiple of `num_attention_heads`, but found 32 and 5
@@ -240,12 +264,17 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 12] = [
+        const FIXTURES: [(&str, &str); 17] = [
+            ("albert", "tiny-albert"),
             ("bert", "tiny-bert"),
             ("camembert", "tiny-camembert-ner"),
+            ("data2vec-text", "tiny-data2vec"),
             ("deberta-v2", "tiny-deberta-v2"),
             ("distilbert", "tiny-distilbert"),
+            ("electra", "tiny-electra"),
+            ("ernie", "tiny-ernie"),
             ("gemma3_text", "tiny-gemma3"),
+            ("megatron-bert", "tiny-megatron"),
             ("modernbert", "tiny-modernbert-cls"),
             ("mpnet", "tiny-mpnet"),
             ("mt5", "tiny-mt5"),
@@ -330,7 +359,7 @@ mod tests {
                 }
             }
         }
-        assert!(configs.len() >= 14, "{:?}", configs.keys());
+        assert!(configs.len() >= 19, "{:?}", configs.keys());
         assert!(ignored.is_empty(), "{ignored:#?}");
     }
 }

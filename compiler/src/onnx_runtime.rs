@@ -1,10 +1,10 @@
-//! ONNX Runtime for commands that need it; installs it if this machine lacks it.
+//! ONNX Runtime for builds and for models that run in it; installs it if this machine lacks it.
 
 use std::{fs, path::Path};
 
 use tempfile::NamedTempFile;
 
-use super::terminal::print_aside;
+use super::fetch::{self, Package};
 use kivu::{
     backend::onnx::{
         Runtime,
@@ -15,13 +15,13 @@ use kivu::{
     regular_file,
     repository::bundle::sha256_of,
 };
-use kivu_compiler::fetch::{self, Package};
 
-/// Loads ONNX Runtime. If the configuration names no library and this machine has none, it is installed first.
-pub(super) fn load(config: &Config) -> Result<Runtime> {
+/// Loads ONNX Runtime. If the configuration names no library and this machine has none, it is installed first, which
+/// `announce` tells the user.
+pub fn load(config: &Config, announce: impl FnOnce(&str)) -> Result<Runtime> {
     let located = match locate(config.onnxruntime.as_deref(), &config.home) {
         Err(_) if config.onnxruntime.is_none() => {
-            print_aside(&format!("installing ONNX Runtime {VERSION} into `{}`", config.home.display()));
+            announce(&format!("installing ONNX Runtime {VERSION} into `{}`", config.home.display()));
             Library::of(std::env::consts::ARCH)?.install(&config.home)?;
             locate(None, &config.home)
         }
@@ -31,7 +31,8 @@ pub(super) fn load(config: &Config) -> Result<Runtime> {
 }
 
 /// An ONNX Runtime build, published in a Python wheel.
-pub(super) struct Library {
+#[derive(Debug)]
+pub struct Library {
     /// Architecture name in Rust, and on Lambda.
     architectures: [&'static str; 2],
     wheel_sha256: &'static str,
@@ -56,7 +57,7 @@ const PYTHON: &str = "3.11";
 
 impl Library {
     /// Finds the library by architecture name, Rust's or Lambda's.
-    pub(super) fn of(architecture: &str) -> Result<&'static Self> {
+    pub fn of(architecture: &str) -> Result<&'static Self> {
         let library = LIBRARIES.iter().find(|library| library.architectures.contains(&architecture));
         library.ok_or_else(|| {
             Error::config(format!(
@@ -67,7 +68,7 @@ impl Library {
     }
 
     /// Refuses a file with a different SHA-256.
-    pub(super) fn verify(&self, path: &Path) -> Result<()> {
+    pub fn verify(&self, path: &Path) -> Result<()> {
         let found = sha256_of(path)?;
         if found == self.sha256 {
             return Ok(());
@@ -80,7 +81,7 @@ impl Library {
     }
 
     /// Downloads the library and its licences into `home`.
-    pub(super) fn install(&self, home: &Path) -> Result<()> {
+    pub fn install(&self, home: &Path) -> Result<()> {
         let package = Package {
             requirement: &format!("onnxruntime=={VERSION}"),
             sha256: self.wheel_sha256,

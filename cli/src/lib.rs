@@ -1,0 +1,147 @@
+//! The `kivu` command, which the program and the Python package run.
+
+mod batch;
+mod bench;
+mod build;
+mod completions;
+mod connections;
+mod doctor;
+mod example;
+mod fetch;
+mod init;
+mod interrupt;
+mod key;
+mod models;
+mod named;
+mod program;
+mod ps;
+mod pull;
+mod push;
+mod quality;
+mod rm;
+mod run;
+mod serve;
+mod show;
+mod terminal;
+mod triton;
+mod unread_body;
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{CommandFactory, Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use kivu::{
+    backend::native,
+    config::{Config, InstructionSet},
+    error::Result,
+    telemetry,
+};
+
+/// Time limit for sending the last traces and metrics.
+const OTLP_STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
+  kivu run translate-en-pt 'Good morning'    print a model's result for a text
+  kivu models                                list the models on this machine
+  kivu ps                                    list the models of a running server
+  kivu build path/to/model --out my-model    make a bundle from a folder with weights
+  kivu doctor --fix                          install what this machine lacks
+
+Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
+129, 130 or 143: SIGHUP, Ctrl-C or SIGTERM stopped `kivu batch` or a build.";
+
+/// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Arguments {
+    /// The configuration file [default: KIVU_CONFIG, or kivu.toml if it exists]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Arguments),
+    Run(Box<run::Arguments>),
+    Build(build::Arguments),
+    #[command(visible_alias = "list")]
+    Models(models::Arguments),
+    Show(show::Arguments),
+    Ps(ps::Arguments),
+    Rm(rm::Arguments),
+    Batch(Box<batch::Arguments>),
+    Bench(bench::Arguments),
+    Push(push::Arguments),
+    Pull(pull::Arguments),
+    Triton(triton::Arguments),
+    Key(key::Arguments),
+    Init(init::Arguments),
+    Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
+}
+
+impl Command {
+    /// The instructions on the command line.
+    fn instructions(&self) -> Option<InstructionSet> {
+        match self {
+            Self::Serve(arguments) => arguments.build.instructions,
+            Self::Run(arguments) => arguments.build.instructions,
+            Self::Build(arguments) => arguments.build.instructions,
+            Self::Batch(arguments) => arguments.build.instructions,
+            Self::Bench(arguments) => arguments.build.instructions,
+            Self::Push(arguments) => arguments.build.instructions,
+            Self::Triton(arguments) => arguments.build.instructions,
+            _ => None,
+        }
+    }
+}
+
+/// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments.
+pub fn main_of_package(
+    interpreter: Vec<OsString>,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> ExitCode {
+    program::start_with(interpreter);
+    main(arguments)
+}
+
+/// Runs the command with these arguments, of which the first is the program's name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // A core dump would contain keys and request texts. Ignored if the system refuses.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    execute(Arguments::parse_from(arguments)).unwrap_or_else(|error| {
+        terminal::print_error(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn execute(arguments: Arguments) -> Result<ExitCode> {
+    let mut config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    telemetry::start_log(config.log);
+    config.instructions = arguments.command.instructions().or(config.instructions);
+    native::use_instructions(config.instructions)?;
+    match arguments.command {
+        Command::Batch(arguments) => batch::run(*arguments, config),
+        Command::Bench(arguments) => bench::run(arguments, config),
+        Command::Build(arguments) => build::run(arguments, config),
+        Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
+        Command::Doctor(arguments) => doctor::run(&arguments, &config),
+        Command::Init(arguments) => init::run(&arguments),
+        Command::Key(arguments) => key::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments, &config),
+        Command::Ps(arguments) => ps::run(&arguments, &config),
+        Command::Pull(arguments) => pull::run(&arguments, &config),
+        Command::Push(arguments) => push::run(arguments, config),
+        Command::Rm(arguments) => rm::run(&arguments, &config),
+        Command::Run(arguments) => run::run(*arguments, config),
+        Command::Serve(arguments) => serve::run(arguments, config),
+        Command::Show(arguments) => show::run(&arguments, &config),
+        Command::Triton(arguments) => triton::run(arguments, config),
+    }
+}

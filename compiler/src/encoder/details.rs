@@ -1,0 +1,92 @@
+//! Encoder properties that most families lack.
+
+/// Details that most families lack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Details {
+    /// Whether queries and keys are normalized head by head.
+    pub(super) norms_each_head: bool,
+    /// The layer from embeddings to token vectors, if they have different widths.
+    pub(super) projection: Option<EmbeddingProjection>,
+    /// Rows in the task type table; 0 if the model has none. All tokens have the first type.
+    pub(super) task_types: usize,
+    /// Layers that share their weights.
+    pub(super) sharing: Option<LayerSharing>,
+    /// Factor for word embeddings.
+    pub(super) word_scale: Option<f32>,
+    /// Factor for query-key products, if not derived from the head width.
+    pub(super) attention_scale: Option<f32>,
+    /// Whether a word prediction head adds a bias to its logits.
+    pub(super) predicts_with_bias: bool,
+    /// Whether the output matrix is the word embedding table.
+    pub(super) ties_words: bool,
+}
+
+impl Default for Details {
+    fn default() -> Self {
+        Self {
+            norms_each_head: false,
+            projection: None,
+            task_types: 0,
+            sharing: None,
+            word_scale: None,
+            attention_scale: None,
+            predicts_with_bias: true,
+            ties_words: true,
+        }
+    }
+}
+
+/// A linear layer from the sum of word, type and position embeddings to a token's vector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EmbeddingProjection {
+    /// Weight name.
+    pub(super) name: &'static str,
+    /// Width of the embeddings.
+    pub(super) width: usize,
+    pub(super) has_bias: bool,
+    /// Whether the embedding normalization is before the projection instead of after it.
+    pub(super) is_normalized_before: bool,
+}
+
+/// ALBERT's layers: each pass runs all layers in one group, and several passes share a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LayerSharing {
+    /// Passes through a group.
+    pub(super) passes: usize,
+    /// Groups of layers with their own weights.
+    pub(super) groups: usize,
+    /// Layers in a group.
+    pub(super) layers: usize,
+    /// Name of a group's layer list.
+    pub(super) name: &'static str,
+}
+
+impl LayerSharing {
+    /// The name for the weights in the given layer, counted over all passes.
+    pub(super) fn layer(&self, layer: usize) -> String {
+        let pass = layer / self.layers;
+        // `transformers` rounds the same quotients.
+        let group = (pass as f64 / (self.passes as f64 / self.groups as f64)) as usize;
+        format!("{group}.{}.{}.", self.name, layer % self.layers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_share_passes_as_in_transformers() {
+        let groups = |passes, groups, layers| {
+            let sharing = LayerSharing { passes, groups, layers, name: "layers" };
+            (0..passes * layers).map(|layer| sharing.layer(layer)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(groups(3, 1, 1), "0.layers.0. 0.layers.0. 0.layers.0.");
+        assert_eq!(
+            groups(3, 2, 2),
+            "0.layers.0. 0.layers.1. 0.layers.0. 0.layers.1. 1.layers.0. 1.layers.1."
+        );
+        // With more groups than passes, some are unused.
+        assert_eq!(groups(2, 4, 1), "0.layers.0. 2.layers.0.");
+    }
+}

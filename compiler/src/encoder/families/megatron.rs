@@ -1,0 +1,38 @@
+//! MegatronBERT: BERT with normalizations before its layers' parts, and a final one.
+
+use super::{
+    bert::BERT,
+    fields::{activation, expect, expect_absolute_positions},
+};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
+};
+use kivu::error::Result;
+
+const NAMES: Names = Names {
+    embedding_norm: None,
+    norms: Norms::Before {
+        attention: "attention.ln",
+        feed_forward: "ln",
+        after: None,
+        last: "encoder.ln",
+        is_first_normal: true,
+    },
+    ..BERT
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "is_decoder", &false)?;
+    expect_absolute_positions(config)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::None,
+    };
+    Ok(EncoderConfig {
+        positions: Positions::Table,
+        types: config.get("type_vocab_size")?.unwrap_or(2),
+        ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
+    })
+}

@@ -1,0 +1,44 @@
+//! Loads models by name, as commands do.
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+use kivu::{
+    Result,
+    config::{Config, EngineChoice},
+    pipeline::Task,
+    repository::manifest::Precision,
+};
+use kivu_compiler::named::Options;
+use serde::Deserialize;
+
+/// A model's name, and how it is built and opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) name: String,
+    pub(crate) options: LoadOptions,
+}
+
+/// Options for loading a model.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+pub(crate) struct LoadOptions {
+    task: Option<Task>,
+    precision: Option<Precision>,
+    engine: Option<EngineChoice>,
+    threads: Option<NonZeroUsize>,
+    home: Option<PathBuf>,
+    config: Option<PathBuf>,
+    allow: Vec<String>,
+}
+
+impl Source {
+    /// Loads the model, and builds it first if it is not built.
+    pub(crate) fn load(&self) -> Result<kivu::Model> {
+        let LoadOptions { task, precision, engine, threads, home, config, allow } = self.options.clone();
+        let mut config = Config::load(config.as_deref(), &Config::variables())?;
+        config.home = home.unwrap_or(config.home);
+        config.threads = threads.or(config.threads);
+        let options = Options { task, precision, engine: engine.unwrap_or(config.engine), allow };
+        kivu_compiler::load(&self.name, &options, &config)
+    }
+}

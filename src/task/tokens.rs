@@ -1,0 +1,136 @@
+//! Tokenization: texts to a model's tokens.
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    backend::Deadline,
+    error::{Error, Result},
+    model::Model,
+    pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline, SpecialTokens},
+    tokenizer::{Token, Tokenizer},
+};
+
+/// Tokenization parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct TokenParameters {
+    /// Whether the model's special tokens are added; true by default.
+    pub add_special_tokens: Option<bool>,
+    /// Prompt to put before each text, by name.
+    pub prompt_name: Option<String>,
+    /// The source language, for translation models with a special token for it.
+    pub src_lang: Option<String>,
+    /// The target language, for translation models with a special token for it.
+    pub tgt_lang: Option<String>,
+}
+
+/// A token and the part of the text that it represents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Token")]
+pub struct TextToken {
+    pub(crate) id: u32,
+    /// The text that the token represents.
+    pub(crate) text: String,
+    pub(crate) special: bool,
+    /// Its first character's position; `null` for added special tokens.
+    pub(crate) start: Option<usize>,
+    /// The position after its last character.
+    pub(crate) stop: Option<usize>,
+}
+
+/// A model's tokenizer with checked parameters.
+#[derive(Clone, Debug)]
+pub struct TokenReader {
+    parameters: TokenParameters,
+    prompt: String,
+    tokenizer: Arc<Tokenizer>,
+    generator: Option<Seq2SeqPipeline>,
+    max_tokens: usize,
+}
+
+impl TokenParameters {
+    /// Checks the prompt's name.
+    pub(super) fn prepare(self, model: &Model) -> Result<TokenReader> {
+        let prompt = match (model.pipeline.embedding(), self.prompt_name.as_deref()) {
+            (Some(pipeline), name) => pipeline.prompt(name)?,
+            // Tasks that use an embedding model apply its default prompt only.
+            (None, None) => match model.pipeline.embedding_of_any_task() {
+                Some(pipeline) => pipeline.prompt(None)?,
+                None => None,
+            },
+            (None, Some(name)) => {
+                return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)));
+            }
+        };
+        Ok(TokenReader {
+            prompt: prompt.unwrap_or_default().to_owned(),
+            tokenizer: Arc::clone(model.pipeline.tokenizer()),
+            generator: model.pipeline.generator().cloned(),
+            max_tokens: usize::MAX,
+            parameters: self,
+        })
+    }
+}
+
+impl TokenReader {
+    /// Refuses texts that have more than `max_tokens` tokens together.
+    #[must_use]
+    pub fn with_max_tokens(self, max_tokens: usize) -> Self {
+        Self { max_tokens, ..self }
+    }
+
+    /// Tokenizes texts.
+    pub async fn run(self, texts: Vec<String>, deadline: Deadline) -> Result<Vec<Vec<TextToken>>> {
+        deadline.off_thread(move || self.tokens(texts)).await
+    }
+
+    fn tokens(&self, texts: Vec<String>) -> Result<Vec<Vec<TextToken>>> {
+        let TokenParameters { add_special_tokens, src_lang, tgt_lang, .. } = &self.parameters;
+        let wanted = RequestedLanguages { source: src_lang.as_deref(), target: tgt_lang.as_deref() };
+        let has_special = add_special_tokens.unwrap_or(true);
+        let special = if has_special { SpecialTokens::Added } else { SpecialTokens::LeftOut };
+        let (mut left, mut answer) = (self.max_tokens, Vec::with_capacity(texts.len()));
+        for text in texts {
+            let text = format!("{}{text}", self.prompt);
+            // Far too long texts are rejected before their tokens take up memory.
+            if left < usize::MAX && self.tokenizer.exceeds(&text, left)? {
+                return Err(self.too_many());
+            }
+            let tokens = match &self.generator {
+                Some(generator) => generator.tokens(&text, special, wanted)?,
+                None => self.tokenizer.tokens(&text, has_special)?,
+            };
+            left = left.checked_sub(tokens.len()).ok_or_else(|| self.too_many())?;
+            answer.push(text_tokens(&text, tokens));
+        }
+        Ok(answer)
+    }
+
+    fn too_many(&self) -> Error {
+        Error::too_large(format!(
+            "expected a response of at most {} tokens, but found more; send fewer or shorter texts at once",
+            self.max_tokens
+        ))
+    }
+}
+
+/// Tokens with their text parts.
+fn text_tokens(text: &str, tokens: Vec<Token>) -> Vec<TextToken> {
+    // Spans are in characters, slices in bytes.
+    let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+    let slice =
+        |(start, stop): (usize, usize)| Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned());
+    tokens
+        .into_iter()
+        .map(|token| TextToken {
+            id: token.id,
+            text: token.span.and_then(slice).unwrap_or(token.text),
+            special: token.special,
+            start: token.span.map(|(start, _)| start),
+            stop: token.span.map(|(_, stop)| stop),
+        })
+        .collect()
+}
