@@ -253,7 +253,14 @@ packages:
 wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in target/wheels
 	rm -rf python/kivuml/lib && mkdir -p python/kivuml/lib
 	cp .kivu/onnxruntime/* python/kivuml/lib/
+	rm -rf target/wheels
 	.kivu/maturin/bin/maturin build --release --locked --manifest-path python/Cargo.toml --out target/wheels
+
+.PHONY: measure-python
+measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python package: start, memory, and the cost of a call
+	$(UV) venv --quiet --clear --python python3 .kivu/wheel
+	$(UV) pip install --quiet --python .kivu/wheel/bin/python target/wheels/kivuml-*.whl
+	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu

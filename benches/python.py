@@ -1,9 +1,8 @@
 """Measures the Python package: start, memory, cost of a call, and what a million calls leave behind.
 
-    PYTHONPATH=FOLDER python benches/python.py BUNDLE [TABLE] [--calls 1000000]
+    python benches/python.py BUNDLE [TABLE] [--calls 1000000]
 
-FOLDER has the package, for example a virtual environment's after `pip install target/wheels/*.whl`. BUNDLE is an
-encoder's. TABLE is a bundle with a table of static embeddings, whose run takes next to no time: a call's time is then an
+Needs `pip install target/wheels/*.whl`, which `make measure-python` does. BUNDLE is an encoder's. TABLE is a bundle with a table of static embeddings, whose run takes next to no time: a call's time is then an
 upper bound for the package's cost.
 """
 

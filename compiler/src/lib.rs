@@ -1,4 +1,25 @@
 //! The model compiler: from weights to a bundle with measured quality, without Python or PyTorch.
+//!
+//! Programs that run models by name call [`load`]; [`build`] is for tools that make bundles.
+//!
+//! ```
+//! # let home = tempfile::tempdir()?;
+//! use kivu::{Deadline, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
+//! use kivu_compiler::named::Options;
+//!
+//! # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
+//! # let config = Config { home: home.path().to_owned(), ..Config::default() };
+//! # let runtime = tokio::runtime::Runtime::new()?;
+//! let model = kivu_compiler::load(name, &Options::default(), &config)?;
+//! let reader = model.token_reader(TokenParameters::default())?;
+//! let tokens = runtime.block_on(reader.run(vec!["A cat sat.".to_owned()], Deadline::none()))?;
+//! assert!(tokens[0].len() >= 3);
+//!
+//! // Models refuse other tasks.
+//! let error = model.classifier(&ClassificationParameters::default()).unwrap_err();
+//! assert!(error.to_string().starts_with("expected a model for `text-classification`"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod bergamot;
 mod bundle;

@@ -1,12 +1,13 @@
 """The native module, which finds ONNX Runtime in this package."""
 
-from pathlib import Path
+# `pathlib` takes longer to import than this package.
+import os
 
 from . import _native
 
-_LIBRARY = Path(__file__).parent / "lib"
-if _LIBRARY.is_dir():
-    _native.add_package(str(_LIBRARY))
+_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+if os.path.isdir(_LIBRARY):
+    _native.add_package(_LIBRARY)
 
 
 def native():

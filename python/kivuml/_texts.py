@@ -1,6 +1,7 @@
 """Arguments with texts: lists, numpy and Arrow arrays, pandas and polars series."""
 
 import json
+from collections.abc import KeysView, Mapping, Set
 
 from .errors import InvalidError
 
@@ -26,7 +27,10 @@ def as_list(value, argument):
 def _listed(value):
     if isinstance(value, list):
         return value
-    if value is None or isinstance(value, (bytes, bytearray, memoryview, dict)):
+    # Iterators of tables and dictionaries yield names, and sets have no order.
+    if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)) and not isinstance(value, KeysView):
+        return None
+    if getattr(value, "ndim", 1) != 1:
         return None
     for method in _METHODS:
         convert = getattr(value, method, None)

@@ -1,7 +1,7 @@
 //! Batch jobs: text files become files with answers, row for row, in the same format and with bounded memory.
 //!
 //! Outputs consist of self-contained pieces, so that a job can stop after any piece, and another process can resume
-//! it: see [`checkpoint`].
+//! it: see `checkpoint.rs`.
 
 mod answer;
 mod appender;

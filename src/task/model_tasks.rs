@@ -48,6 +48,21 @@ impl Model {
     }
 
     /// Scores for the labels in the parameters, for the task `zero-shot-classification`.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn run(model: kivu::Model) -> kivu::Result<()> {
+    /// use kivu::{Deadline, task::{classification::ZeroShotParameters, read_parameters}};
+    /// use serde_json::{Map, json};
+    ///
+    /// let parameters = Map::from_iter([("candidate_labels".to_owned(), json!(["bug", "billing"]))]);
+    /// let parameters: ZeroShotParameters = read_parameters(parameters)?;
+    /// let classifier = model.zero_shot_classifier(&parameters)?;
+    /// let scores = classifier.run(&["The app crashes.".to_owned()], Deadline::none()).await?;
+    /// println!("{:?} {:?}", classifier.labels(), scores.rows[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn zero_shot_classifier(&self, parameters: &ZeroShotParameters) -> Result<ZeroShotClassifier> {
         match &self.pipeline {
             Pipeline::ZeroShot(pipeline) => parameters.prepare(pipeline, &self.scope()),
@@ -83,6 +98,19 @@ impl Model {
     }
 
     /// Relevance scores, for the task `text-ranking`. Embedding models rank, too: by multi-vectors or by cosine.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn run(model: kivu::Model) -> kivu::Result<()> {
+    /// use kivu::{Deadline, task::ranking::RankingParameters};
+    ///
+    /// let ranker = model.ranker(&RankingParameters::default())?;
+    /// let texts = vec!["A hen lays eggs.".to_owned(), "A car has wheels.".to_owned()];
+    /// let (scores, _) = ranker.run("egg".to_owned(), texts, Deadline::none()).await?;
+    /// println!("{scores:?}");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ranker(&self, parameters: &RankingParameters) -> Result<Ranker> {
         match &self.pipeline {
             Pipeline::Ranking(pipeline) => Ok(parameters.prepare(pipeline, &self.scope())),

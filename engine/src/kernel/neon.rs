@@ -59,8 +59,8 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
 
 /// Rows per register tile. Their sums occupy 16 of the 32 registers.
 const TILE_ROWS: usize = 4;
-/// Rows per register tile for `f32` products. Their sums occupy 24 of the 32 registers.
-const PRODUCT_ROWS: usize = 6;
+/// Rows per register tile for `f32` products. Their sums occupy 20 of the 32 registers.
+const PRODUCT_ROWS: usize = 5;
 
 impl<I: Int8Products> Neon<I> {
     /// The kernel, or `None` if this processor lacks its features.
@@ -136,7 +136,7 @@ impl<I: Int8Products> Kernel for Neon<I> {
         for (n, out) in out.chunks_mut(part).enumerate() {
             let a = Rows { values: &a.values[n * part * a.stride..], ..a };
             // SAFETY: every arm64 processor has NEON. The row lengths were asserted.
-            with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { product::<R>(depth, a, b, out) });
+            with_row_count!(out, R in 1 2 3 4 5 => unsafe { product::<R>(depth, a, b, out) });
         }
     }
 }
@@ -312,23 +312,46 @@ unsafe fn add_block<I: Int8Products, const LANE: u32, const R: usize>(
 unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
     for n in 0..2 {
         let mut sums = [[vdupq_n_f32(0.0); 4]; R];
-        for k in 0..depth {
+        let columns = |k: usize| -> F32x16 {
             let columns = b.values.as_ptr().wrapping_add(k * b.stride + n * LANES);
             // SAFETY: per this function's contract.
-            let columns: F32x16 = array::from_fn(|i| unsafe { vld1q_f32(columns.add(i * LANES / 4)) });
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: per this function's contract.
-                let value = unsafe { *a.values.as_ptr().add(r * a.stride + k) };
-                for (sums, columns) in sums.iter_mut().zip(columns) {
-                    *sums = vfmaq_n_f32(*sums, columns, value);
-                }
-            }
+            array::from_fn(|i| unsafe { vld1q_f32(columns.add(i * LANES / 4)) })
+        };
+        let whole = depth - depth % 4;
+        for k in (0..whole).step_by(4) {
+            // A register has four values of a row. Loads that repeat a value would occupy an arithmetic unit.
+            // SAFETY: per this function's contract.
+            let values = array::from_fn(|r| unsafe { vld1q_f32(a.values.as_ptr().add(r * a.stride + k)) });
+            add_products::<0, R>(&mut sums, columns(k), &values);
+            add_products::<1, R>(&mut sums, columns(k + 1), &values);
+            add_products::<2, R>(&mut sums, columns(k + 2), &values);
+            add_products::<3, R>(&mut sums, columns(k + 3), &values);
+        }
+        for k in whole..depth {
+            // SAFETY: per this function's contract.
+            let value = |r: usize| vdupq_n_f32(unsafe { *a.values.as_ptr().add(r * a.stride + k) });
+            add_products::<0, R>(&mut sums, columns(k), &array::from_fn(value));
         }
         for (sums, out) in sums.iter().zip(&mut *out) {
             for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 4 }>().0) {
                 // SAFETY: a quarter of `Lanes` is 16 bytes long, as is a register.
                 unsafe { vst1q_f32(out.as_mut_ptr(), *sums) };
             }
+        }
+    }
+}
+
+/// Adds the products of 16 columns and each row's value in lane `LANE`.
+#[target_feature(enable = "neon")]
+#[inline]
+fn add_products<const LANE: i32, const R: usize>(
+    sums: &mut [F32x16; R],
+    columns: F32x16,
+    values: &[float32x4_t; R],
+) {
+    for (sums, values) in sums.iter_mut().zip(values) {
+        for (sum, columns) in sums.iter_mut().zip(columns) {
+            *sum = vfmaq_laneq_f32::<LANE>(*sum, columns, *values);
         }
     }
 }

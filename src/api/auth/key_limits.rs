@@ -67,7 +67,7 @@ impl KeyLimits {
     }
 }
 
-/// The form that [`KeyLimits::parse`] reads, with a space before each limit.
+/// The form that `KeyLimits::parse` reads, with a space before each limit.
 impl fmt::Display for KeyLimits {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(date) = self.expires {

@@ -89,7 +89,8 @@ impl Int8Products for Madd {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
         let row_size = row_size(blocks.len());
-        let whole = if out.len() < MIN_ROWS { 0 } else { out.len() - out.len() % ROWS };
+        let pays = out.len() >= MIN_ROWS && !blocks.is_empty();
+        let whole = if pays { out.len() - out.len() % ROWS } else { 0 };
         let ((many, few), (out, rest)) = (rows.split_at(whole * row_size), out.split_at_mut(whole));
         if whole > 0 {
             // SAFETY: per this function's contract.
@@ -110,13 +111,9 @@ impl Int8Products for Madd {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Sums; 2]; ROWS]]) {
     let row_size = row_size(blocks.len());
-    for (row, out) in rows.chunks_exact(row_size).zip(out.as_flattened_mut()) {
-        let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
-        out[n] = [end.wrapping_neg(); LANES];
-    }
     let mut wide = MaybeUninit::<[WideBlock; MAX_BLOCKS]>::uninit();
     let wide: *mut WideBlock = wide.as_mut_ptr().cast();
-    let depth = part(blocks.len().max(1), MAX_BLOCKS);
+    let depth = part(blocks.len(), MAX_BLOCKS);
     for (i, blocks) in blocks.chunks(depth).enumerate() {
         // SAFETY: `wide` has space for a chunk.
         let (products, wide) = unsafe {
@@ -127,12 +124,15 @@ unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Su
         let next = blocks.as_ptr().wrapping_add(blocks.len());
         let prefetched = blocks.len().div_ceil(out.len());
         for (j, (rows, out)) in rows.chunks_exact(ROWS * row_size).zip(&mut *out).enumerate() {
-            for block in j * prefetched..(j + 1) * prefetched {
-                // SAFETY: any address may be prefetched.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(block).cast()) };
+            let mut sums = initial_sums((rows, row_size), i == 0, products, (n, out));
+            // SAFETY: the rows are as long as all blocks, per this function's contract. Any address may be prefetched.
+            unsafe {
+                for block in j * prefetched..(j + 1) * prefetched {
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(block).cast());
+                }
+                multiply((&rows[i * depth * GROUP * SIZE..], row_size), wide, &mut sums);
             }
-            // SAFETY: the rows are as long as all blocks, per this function's contract.
-            unsafe { multiply((&rows[i * depth * GROUP * SIZE..], row_size), wide, products, (n, out)) };
+            store(&sums, n, out);
         }
     }
 }
@@ -144,14 +144,18 @@ fn widened(half: __m256i) -> [__m256i; 2] {
     [_mm256_srai_epi16::<8>(half), _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half))]
 }
 
-/// Loads a block and widens it.
+/// Loads a block and widens it; may prefetch a later one.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn load(block: &Block) -> WideBlock {
+fn load<const PREFETCHES: bool>(block: &Block) -> WideBlock {
     let start: *const __m256i = (&raw const *block).cast();
-    // SAFETY: a block is 64 bytes long, as are two registers.
-    let halves = unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] };
-    #[expect(clippy::redundant_closure, reason = "functions with target features are not closures")]
+    // SAFETY: a block is 64 bytes long, as are two registers. Any address may be prefetched.
+    let halves = unsafe {
+        if PREFETCHES {
+            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+        }
+        [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))]
+    };
     let [[a, b], [c, d]] = halves.map(|half| widened(half));
     [a, b, c, d]
 }
@@ -164,7 +168,7 @@ fn load(block: &Block) -> WideBlock {
 unsafe fn widen(blocks: &[Block], out: *mut WideBlock) -> [__m256i; 2] {
     let mut products = [_mm256_setzero_si256(); 2];
     for (step, block) in blocks.iter().enumerate() {
-        let wide = load(block);
+        let wide = load::<false>(block);
         for (products, [odd, even]) in products.iter_mut().zip(wide.as_chunks::<2>().0) {
             *products = _mm256_add_epi32(*products, _mm256_madd_epi16(*odd, *even));
         }
@@ -211,18 +215,8 @@ macro_rules! row {
 /// # Safety
 /// `rows` begins with four activations per block, for each row. There is a block.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply(
-    (rows, row_size): (&[u8], usize),
-    blocks: &[WideBlock],
-    products: [__m256i; 2],
-    (n, out): (usize, &mut [[Sums; 2]; ROWS]),
-) {
-    let mut sums: [[__m256i; 2]; ROWS] = from_fn(|r| {
-        let initial: *const __m256i = out[r][n].as_ptr().cast();
-        // SAFETY: `Sums` is 64 bytes long, as are two registers.
-        from_fn(|half| _mm256_sub_epi32(unsafe { _mm256_loadu_si256(initial.add(half)) }, products[half]))
-    });
-    let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = &mut sums;
+unsafe fn multiply((rows, row_size): (&[u8], usize), blocks: &[WideBlock], sums: &mut [[__m256i; 2]; ROWS]) {
+    let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = sums;
     let range = blocks.as_ptr_range();
     // SAFETY: the loop reads each block, which is aligned like a register, and each row's activations for it.
     unsafe {
@@ -253,7 +247,6 @@ unsafe fn multiply(
             options(readonly, nostack),
         );
     }
-    store(&sums, n, out);
 }
 
 /// Multiplies `R` rows by panel `n` without Winograd's identity, which does not pay for few rows.
@@ -264,9 +257,7 @@ unsafe fn multiply(
 unsafe fn multiply_few<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
     let mut sums = [[_mm256_setzero_si256(); 2]; R];
     for (step, block) in blocks.iter().enumerate() {
-        let wide = load(block);
-        // SAFETY: any address may be prefetched.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast()) };
+        let wide = load::<true>(block);
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: per this function's contract.
             let pairs = unsafe { pairs(rows.as_ptr().add(r * row_size(blocks.len()) + step * GROUP * SIZE)) };
@@ -289,6 +280,32 @@ unsafe fn pairs(group: *const u8) -> [__m256i; 2] {
     let group: *const i32 = group.cast();
     // SAFETY: per this function's contract.
     unsafe { [_mm256_set1_epi32(group.read_unaligned()), _mm256_set1_epi32(group.add(1).read_unaligned())] }
+}
+
+/// Sums to which a chunk's products are added: those of the chunks before it, or the rows' ends subtracted from zero;
+/// less the chunk's own pair products.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn initial_sums(
+    (rows, row_size): (&[u8], usize),
+    is_first: bool,
+    products: [__m256i; 2],
+    (n, out): (usize, &[[Sums; 2]; ROWS]),
+) -> [[__m256i; 2]; ROWS] {
+    let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
+    // Loops: what iterator adapters call in the standard library is not compiled for the processor's features.
+    for ((sums, row), out) in sums.iter_mut().zip(rows.chunks_exact(row_size)).zip(out) {
+        if is_first {
+            let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
+            *sums = [_mm256_set1_epi32(end.wrapping_neg()); 2];
+        } else {
+            let out: *const __m256i = out[n].as_ptr().cast();
+            // SAFETY: `Sums` is 64 bytes long, as are two registers.
+            *sums = unsafe { [_mm256_loadu_si256(out), _mm256_loadu_si256(out.add(1))] };
+        }
+        *sums = [_mm256_sub_epi32(sums[0], products[0]), _mm256_sub_epi32(sums[1], products[1])];
+    }
+    sums
 }
 
 #[target_feature(enable = "avx2")]
