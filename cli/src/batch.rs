@@ -15,7 +15,6 @@ use clap::Args;
 use tokio::runtime::Builder;
 
 use super::{
-    OTLP_STOP_TIMEOUT,
     interrupt::{self, Signals, interruptible},
     named::{BuildArguments, open},
     terminal::{Progress as Bar, print, print_aside},
@@ -158,7 +157,7 @@ async fn traced(otlp: Option<OtlpConfig>, job: impl Future<Output = Result<Ended
     let otlp = Otlp::start(&config, "kivu")?;
     otlp.install()?;
     let ended = within(Trace::from_environment(), job).await;
-    otlp.stop(OTLP_STOP_TIMEOUT).await;
+    otlp.stop().await;
     ended
 }
 

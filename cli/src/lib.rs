@@ -26,7 +26,7 @@ mod terminal;
 mod triton;
 mod unread_body;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -37,9 +37,6 @@ use kivu::{
     error::Result,
     telemetry,
 };
-
-/// Time limit for sending the last traces and metrics.
-const OTLP_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -14,7 +14,7 @@ use clap::Args;
 use tokio::{net::TcpListener, runtime::Builder};
 
 use super::{
-    OTLP_STOP_TIMEOUT, connections, example,
+    connections, example,
     fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
     named::{BuildArguments, resolve_all},
@@ -174,7 +174,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
     runner.into_iter().for_each(BatchRunner::stop);
     if let Some(otlp) = otlp {
-        otlp.stop(OTLP_STOP_TIMEOUT).await;
+        otlp.stop().await;
     }
     served?;
     Ok(ExitCode::SUCCESS)

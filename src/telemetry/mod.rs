@@ -53,11 +53,6 @@ pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration)
     request::count_tokens(tokens);
 }
 
-/// Records the time that a model run waited in a backend's queue.
-fn record_queue(waited: Duration) {
-    histogram!("kivu_queue_seconds").record(waited);
-}
-
 /// Records a batch that a backend ran.
 pub fn record_run(backend: &'static str) {
     counter!("kivu_runs_total", "backend" => backend).increment(1);

@@ -6,12 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use metrics::counter;
+use metrics::{counter, histogram};
 
 pub use super::stages::{Outcome, RequestDetails, Stage};
 use super::{
     otlp::spans::{self, RequestSpan},
-    record_queue,
     stages::{Clock, TimedStage},
     trace::Trace,
 };
@@ -92,7 +91,7 @@ impl RequestRecord {
         let (now, backend) = (Instant::now(), mark.backend.get().copied());
         let began = mark.began.get().copied().or((!has_failed).then_some(queued));
         let ended = began.unwrap_or(now);
-        record_queue(ended.saturating_duration_since(queued));
+        histogram!("kivu_queue_seconds").record(ended.saturating_duration_since(queued));
         if ended > queued {
             let has_failed = began.is_none();
             self.add_until(TimedStage { stage: Stage::Queue, started: queued, ended, has_failed, backend });

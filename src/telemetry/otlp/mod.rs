@@ -31,6 +31,8 @@ use crate::{
 const SCOPE: &str = "kivu";
 /// A failed export is repeated once, since collectors refuse requests while they restart. The next export follows soon.
 const RETRIES: usize = 1;
+/// Time limit for sending the last traces and metrics.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The exporters of traces and metrics.
 #[derive(Clone, Debug)]
@@ -70,7 +72,8 @@ impl Otlp {
     /// If the process has an exporter already.
     pub fn install(&self) -> Result<()> {
         self.recorder().map_or(Ok(()), |recorder| {
-            ::metrics::set_global_recorder(recorder).map_err(super::cannot_register)
+            ::metrics::set_global_recorder(recorder)
+                .map_err(|error| Error::inference_because("cannot register the metrics recorder", error))
         })
     }
 
@@ -109,8 +112,9 @@ impl Otlp {
         .await;
     }
 
-    /// Sends what was recorded, waits at most `limit` for it, and stops the exporters.
-    pub async fn stop(self, limit: Duration) {
+    /// Sends what was recorded, waits at most two seconds for it, and stops the exporters.
+    pub async fn stop(self) {
+        let limit = STOP_TIMEOUT;
         let Self { traces, metrics, .. } = self.clone();
         self.in_background(limit, move || {
             traces.map(|traces| traces.shutdown_with_timeout(limit));
