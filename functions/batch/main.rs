@@ -2,16 +2,23 @@
 //! warehouses and streams.
 
 use std::{
+    env,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use futures::FutureExt;
 use kivu::{
     api::{App, BatchObjects, Files},
     batch::Handler,
-    config::{Config, LogFormat},
+    config::{Config, LogFormat, OtlpConfig},
     model::Model,
-    telemetry::start_log,
+    telemetry::{
+        Otlp,
+        job::within,
+        start_log,
+        trace::{Trace, X_RAY},
+    },
 };
 use lambda_http::{
     Error, LambdaEvent,
@@ -22,30 +29,47 @@ use serde_json::Value;
 
 /// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
 const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
+/// Time limit for sending traces and metrics before the response, after which Lambda may freeze the process.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     start_log(LogFormat::Json);
-    let function = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let loaded = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"));
+    let (function, otlp) = loaded?;
     let function = Arc::new(function);
-    lambda_runtime::run(service_fn(move |event: LambdaEvent<Value>| {
-        let function = Arc::clone(&function);
+    let handler = service_fn(move |event: LambdaEvent<Value>| {
+        let (function, otlp) = (Arc::clone(&function), otlp.clone());
         async move {
             let LambdaEvent { payload, context, .. } = event;
-            function.handle(payload, deadline(context.deadline)).await.map_err(|error| diagnostic(&error))
+            let x_ray = context.xray_trace_id.as_deref();
+            let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
+            let handled = function.handle(payload, deadline(context.deadline));
+            // Without a box, the types nest too deeply for the compiler.
+            let handled = within(trace, handled.boxed_local()).await;
+            if let Some(otlp) = otlp {
+                otlp.flush(FLUSH_TIMEOUT).await;
+            }
+            handled.map_err(|error| diagnostic(&error))
         }
-    }))
-    .await
+    });
+    lambda_runtime::run(handler).await
 }
 
-fn load() -> kivu::Result<Handler> {
-    let config = Config::load(None, &Config::variables())?;
+fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
+    let variables = Config::variables();
+    let config = Config::load(None, &variables)?;
+    let otlp = OtlpConfig::new(&variables)?;
+    let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned());
+    let otlp = otlp.map(|config| Otlp::start(&config, &name)).transpose()?;
+    otlp.as_ref().map_or(Ok(()), Otlp::install)?;
     let models = Model::open_all(&config)?;
     let batches = Files::open(&config)?.and_then(|files| {
         let app = App::new(models.clone(), config.limits.clone());
         BatchObjects::new(app, files, Duration::from_millis(config.batch.save_ms))
     });
-    Ok(Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _)))
+    let handler = Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _));
+    Ok((handler, otlp))
 }
 
 /// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.

@@ -15,15 +15,18 @@ use crate::{
     backend::Deadline,
     config::Limits,
     error::{Error, Result},
-    model::{Catalog, Entry, Model},
+    model::{Catalog, Entry, Model, gauges},
     task::Scope,
-    telemetry::Prometheus,
+    telemetry::{Otlp, Prometheus, Reading},
 };
 
 tokio::task_local! {
     /// Models that the caller may use; all if empty.
     static ALLOWED_MODELS: Vec<String>;
 }
+
+/// Concurrent requests, and their limit.
+const REQUESTS: [&str; 2] = ["kivu_requests_in_progress", "kivu_requests_limit"];
 
 /// Runs a request that may use only these models, or all if there are none. All others are unknown to it.
 pub(super) async fn restricted_to<T>(models: Vec<String>, request: impl Future<Output = T>) -> T {
@@ -116,6 +119,20 @@ impl App {
         Self { slow_request, ..self }
     }
 
+    /// Exports the metrics that are read when they are sent.
+    pub fn export(&self, otlp: &Otlp) {
+        gauges::export(&self.catalog, otlp);
+        let (permits, limit) = (Arc::clone(&self.permits), self.limits.requests);
+        otlp.observe(&REQUESTS, move || requests(&permits, limit).into());
+    }
+
+    /// The metrics that are read when they are sent, for the models that the current request's caller may use.
+    pub(super) fn gauges(&self) -> Vec<Reading> {
+        let mut readings = gauges::read(&self.models(), self.catalog.budget());
+        readings.extend(requests(&self.permits, self.limits.requests));
+        readings
+    }
+
     /// Models that the current request's caller may use.
     pub(super) fn models(&self) -> Vec<Arc<Entry>> {
         self.catalog.entries().iter().filter(|entry| caller_may_use(&entry.name)).cloned().collect()
@@ -158,6 +175,13 @@ impl App {
         }
         Err(Rejection::new(StatusCode::NOT_FOUND, format!("no route `{path}`: `page` is off")))
     }
+}
+
+fn requests(permits: &Semaphore, limit: usize) -> [Reading; 2] {
+    let limit = limit.min(Semaphore::MAX_PERMITS);
+    let in_progress = limit.saturating_sub(permits.available_permits());
+    let reading = |name, value: usize| Reading { name, model: None, value: value as f64 };
+    [reading(REQUESTS[0], in_progress), reading(REQUESTS[1], limit)]
 }
 
 /// Whether the current request's caller may use the model with this name.

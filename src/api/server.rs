@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     json_schemas::Object,
-    model::{Entry, gauges},
+    model::Entry,
     pipeline::{Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions},
     repository::{
         TaskSettings,
@@ -37,17 +37,19 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
             "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    let gauges = gauges::read(&app.models(), app.catalog.budget());
-    Ok((prometheus.page() + &model_metrics(&gauges)).into_response())
+    Ok((prometheus.page() + &gauge_page(&app.gauges())).into_response())
 }
 
-/// The models' states in Prometheus' format. They are read when they are needed, so that removed models have none.
-fn model_metrics(gauges: &[Reading]) -> String {
+/// Gauges in Prometheus' format. They are read when they are needed, so that removed models have none.
+fn gauge_page(gauges: &[Reading]) -> String {
+    let mut by_name: BTreeMap<&str, Vec<&Reading>> = BTreeMap::new();
+    for reading in gauges {
+        by_name.entry(reading.name).or_default().push(reading);
+    }
     let mut page = String::new();
-    let has_budget = |name: &str| gauges.iter().any(|reading| reading.name == name);
-    for name in gauges::MODELS.into_iter().chain(gauges::BUDGET.into_iter().filter(|name| has_budget(name))) {
+    for (name, readings) in by_name {
         page.push_str(&format!("# TYPE {name} gauge\n"));
-        for Reading { model, value, .. } in gauges.iter().filter(|reading| reading.name == name) {
+        for Reading { model, value, .. } in readings {
             let escaped =
                 |model: &String| model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
             let label = model.as_ref().map(|model| format!("{{model=\"{}\"}}", escaped(model)));

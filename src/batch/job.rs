@@ -35,6 +35,7 @@ use crate::{
     error::{Error, Result},
     model::Model,
     repository::s3::{Store, Url},
+    telemetry::job::{JobOutcome, JobRecord},
 };
 
 /// A job: runs a model on one input's rows.
@@ -136,6 +137,13 @@ impl Job {
     /// Runs the job until it ends or `stop` completes; then, finished rows are saved. Predictions may continue in the
     /// background, without effect.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<Ended> {
+        let ([model, _, task], record) = (self.model(), JobRecord::begin());
+        let ended = self.begin_and_work(stop).await;
+        record.end(&outcome(model, task, &ended));
+        ended
+    }
+
+    async fn begin_and_work(self, stop: impl Future<Output = ()>) -> Result<Ended> {
         let mut stop = pin!(stop);
         let job = self.clone();
         // A FIFO blocks until its other end is opened.
@@ -398,12 +406,7 @@ impl Job {
                 Some(object.version.clone().unwrap_or_else(|| object.etag.clone()))
             }
         };
-        let [model, model_digest, task] = match &self.work {
-            RowWork::Model(model, _) => {
-                [model.name.clone(), model.digest.clone(), model.manifest.task.to_string()]
-            }
-            RowWork::Requests { .. } => [String::new(), String::new(), "requests".to_owned()],
-        };
+        let [model, model_digest, task] = self.model();
         Report {
             status,
             error,
@@ -419,6 +422,16 @@ impl Job {
             notes: Vec::new(),
             missing: Vec::new(),
             progress,
+        }
+    }
+
+    /// The model's name, digest and task.
+    fn model(&self) -> [String; 3] {
+        match &self.work {
+            RowWork::Model(model, _) => {
+                [model.name.clone(), model.digest.clone(), model.manifest.task.to_string()]
+            }
+            RowWork::Requests { .. } => [String::new(), String::new(), "requests".to_owned()],
         }
     }
 
@@ -440,6 +453,22 @@ impl Job {
 /// Runs work that may block, as an output's last write.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|_| panicked())?
+}
+
+/// How a run ended, for its span.
+fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
+    let none = Progress::default();
+    let (status, progress) = match ended {
+        Ok(Ended::Done(report)) => match report.status {
+            Status::Finished => ("finished", &report.progress),
+            Status::Failed => ("failed", &report.progress),
+        },
+        Ok(Ended::Known) => ("known", &none),
+        Ok(Ended::Unfinished(progress)) => ("unfinished", progress),
+        Err(_) => ("error", &none),
+    };
+    let (rows, tokens) = (progress.rows, progress.tokens);
+    JobOutcome { model, task, status, rows, failed_rows: progress.errors.values().sum(), tokens }
 }
 
 /// Whether another run would end with the same error.

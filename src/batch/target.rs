@@ -6,7 +6,10 @@ use super::{
     answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, output::Pieces, report::Progress,
     rows::Rows, sink::SinkWriter,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    telemetry::job::record_rows,
+};
 
 /// Where output pieces are written.
 pub(super) enum Target {
@@ -47,7 +50,7 @@ impl Writer {
             }
             None => {
                 self.pieces.write(rows, &answers.results)?;
-                self.progress.add(&answers);
+                self.count(&answers);
             }
         }
         self.progress.name_columns(self.pieces.columns());
@@ -61,9 +64,15 @@ impl Writer {
             for (rows, results) in sent.failed {
                 self.pieces.write(rows, &results)?;
             }
-            self.progress.add(&sent.answers);
+            self.count(&sent.answers);
         }
         Ok(())
+    }
+
+    /// Counts finished rows.
+    fn count(&mut self, answers: &Answers) {
+        self.progress.add(answers);
+        record_rows(answers.results.len(), answers.results.iter().filter(|result| result.is_err()).count());
     }
 
     fn save_if_due(&mut self) -> Result<()> {

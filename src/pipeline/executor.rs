@@ -23,7 +23,10 @@ use crate::{
         routing::{Location, Route},
     },
     error::{Error, Result},
-    telemetry::request::{Stage, timed, timed_run},
+    telemetry::{
+        fleet::record_fallback,
+        request::{Stage, timed, timed_run},
+    },
 };
 
 /// A request's work, for a local model `L` or the fleet's model `R`.
@@ -127,6 +130,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
             request.finish(done.is_ok());
             match done {
                 Err(error) if local.is_some() && !deadline.has_passed() => {
+                    record_fallback();
                     tracing::warn!(error = error.chain(), "the fleet failed; the request runs locally");
                 }
                 done => return done.map(|output| (output, Location::Remote)),

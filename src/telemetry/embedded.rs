@@ -19,6 +19,9 @@ use crate::error::Result;
 
 const NAMESPACE: &str = "Kivu";
 const DIMENSION: &str = "Function";
+/// Metrics that are not written, since CloudWatch charges for each: the log and API Gateway's metrics have statuses, and
+/// a function's requests do not wait for each other.
+const OMITTED: [&str; 2] = ["kivu_errors_total", "kivu_queue_seconds"];
 /// CloudWatch's limit: values per metric and line.
 const MAX_VALUES: usize = 100;
 
@@ -116,6 +119,9 @@ impl Recorder for Embedded {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        if OMITTED.contains(&key.name()) {
+            return Counter::noop();
+        }
         self.registry.get_or_create_counter(key, |counter| Arc::clone(counter).into())
     }
 
@@ -124,6 +130,9 @@ impl Recorder for Embedded {
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        if OMITTED.contains(&key.name()) {
+            return Histogram::noop();
+        }
         self.registry.get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
     }
 }

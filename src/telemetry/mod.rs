@@ -6,6 +6,7 @@
 mod buckets;
 mod embedded;
 pub mod fleet;
+pub mod job;
 mod log;
 mod otlp;
 pub mod request;
@@ -39,6 +40,9 @@ pub fn record_response(status: u16, took: Duration) {
     };
     counter!("kivu_responses_total", "status" => class).increment(1);
     histogram!("kivu_request_seconds").record(took);
+    if status >= 400 {
+        counter!("kivu_errors_total", "status" => status.to_string()).increment(1);
+    }
 }
 
 /// Records a request's tokens and stage durations.
@@ -98,6 +102,7 @@ impl Prometheus {
         let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
         install(recorder, otlp)?;
+        start_counters();
         Ok(Self(handle))
     }
 
@@ -109,6 +114,27 @@ impl Prometheus {
     /// Sorts recorded durations into their buckets, which bounds the memory between scrapes.
     pub fn upkeep(&self) {
         self.0.run_upkeep();
+    }
+}
+
+/// Counters begin with 0, since Prometheus sees no increase from a missing value to 1.
+fn start_counters() {
+    for name in [
+        "kivu_requests_total",
+        "kivu_texts_total",
+        "kivu_tokens_total",
+        "kivu_failed_loads_total",
+        "kivu_unloads_total",
+        "kivu_rows_total",
+        "kivu_failed_rows_total",
+    ] {
+        counter!(name).increment(0);
+    }
+    for class in ["2xx", "4xx", "5xx"] {
+        counter!("kivu_responses_total", "status" => class).increment(0);
+    }
+    for status in ["429", "500", "502", "503", "504"] {
+        counter!("kivu_errors_total", "status" => status).increment(0);
     }
 }
 

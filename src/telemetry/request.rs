@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use metrics::{counter, histogram};
+
 pub use super::stages::{Outcome, RequestDetails, Stage};
 use super::{
     otlp::spans::{self, RequestSpan},
@@ -89,6 +91,7 @@ impl RequestRecord {
         let (now, backend) = (Instant::now(), mark.backend.get().copied());
         let began = mark.began.get().copied().or((!has_failed).then_some(queued));
         let ended = began.unwrap_or(now);
+        histogram!("kivu_queue_seconds").record(ended.saturating_duration_since(queued));
         if ended > queued {
             let has_failed = began.is_none();
             self.add_until(TimedStage { stage: Stage::Queue, started: queued, ended, has_failed, backend });
@@ -124,6 +127,7 @@ pub fn note_model(name: &str) {
 
 /// Counts the current request's texts.
 pub fn count_texts(count: usize) {
+    counter!("kivu_texts_total").increment(count as u64);
     update(|details| details.texts += count);
 }
 

@@ -1,4 +1,4 @@
-//! What is reported about a request: in its spans, and in the log if it was slow.
+//! What is reported about a request, in its spans and in the log if it was slow, and about a job.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -87,4 +87,28 @@ pub struct Outcome<'a> {
     pub route: Option<&'a str>,
     /// The response's status.
     pub status: u16,
+}
+
+/// What a job's span reports. It has no paths or messages, which may contain texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobOutcome {
+    /// Model name; empty for jobs whose rows name their models.
+    pub model: String,
+    /// The model's task, or `requests`.
+    pub task: String,
+    /// `finished`, `failed`, `known`, `unfinished` or `error`; another run may succeed after the last two.
+    pub status: &'static str,
+    /// Finished rows, including earlier runs and rows with errors.
+    pub rows: u64,
+    /// Rows with errors.
+    pub failed_rows: u64,
+    /// Input tokens.
+    pub tokens: u64,
+}
+
+impl JobOutcome {
+    /// Whether the run ended with an error; rows with errors are none.
+    pub(super) fn is_error(&self) -> bool {
+        matches!(self.status, "failed" | "error")
+    }
 }

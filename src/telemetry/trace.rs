@@ -21,6 +21,16 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Reads the environment variables `TRACEPARENT` and `TRACESTATE`, which workflow engines set.
+    pub fn from_environment() -> Option<Self> {
+        let [parent, state] = [TRACEPARENT, TRACESTATE].map(|name| std::env::var(name.to_uppercase()).ok());
+        Self::read(|name| match name {
+            TRACEPARENT => parent.as_deref(),
+            TRACESTATE => state.as_deref(),
+            _ => None,
+        })
+    }
+
     /// Reads a request's headers; the W3C header takes precedence.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let state = || header(TRACESTATE).map(str::to_owned);

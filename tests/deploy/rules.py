@@ -34,6 +34,8 @@ REFUSED = (
     (FLEET | START, "need each other"),
     (FLEET | STOP, "need each other"),
     ({"LargeRunsOn": "instances", "LargeMemory": "2048"}, "needs LargeModels"),
+    ({"MaxMemory": "800MB"}, "needs LoadModels=on-demand"),
+    ({"LoadModels": "on-demand", "MaxMemory": "half"}, "such as 800MB"),
     (INSTANCES | {"LargeMemory": "3008"}, "whole CPUs"),
     ({"FunctionUrl": "yes"}, "needs ReservedConcurrency"),
     ({"Zones": "eu-west-1a"}, "two availability zones"),
@@ -71,6 +73,7 @@ ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
     {"Batch": "yes", "Files": "yes", "BatchSink": SINK, "BatchSinkMetadata": "title,url"},
     EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"}, {"ProvisionedConcurrency": "1", "WarmMost": "4"}, CHECKS, CHECKS | {"ReleaseKey": "", "AuthMode": "iam"},
+    {"LoadModels": "on-demand"}, {"LoadModels": "on-demand", "MaxMemory": "800MB"},
     {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"},
     {"Streaming": "url", "StreamingConcurrency": "1"}, {"Streaming": "unlimited"}, {"Streaming": "rest", "AuthMode": "iam"}, FLEET, FLEET | START | STOP, INSTANCES, {"LargeModels": "s3://b/models/m,s3://b/models/n", "LargeMemory": "1769"},
 )

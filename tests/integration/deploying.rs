@@ -15,7 +15,7 @@ use axum::{
 };
 use kivu::{
     api::{BindScope, Guard, make_key, router},
-    config::{AuthConfig, AuthMode, Config, Limits, Policy},
+    config::{AuthConfig, AuthMode, Config, Limits, Load, Policy},
     telemetry::{self, Embedded},
 };
 use serde_json::{Value, json};
@@ -559,6 +559,26 @@ fn existing_networks_and_fleets_can_be_used() {
         assert!(!granted(&deployment, role, "ec2:CreateNetworkInterface").is_empty(), "{name}");
     }
     assert_eq!(deployment.all("AWS::EC2::VPC").count(), 0);
+}
+
+/// The API's functions can load models on demand; a job's models are always loaded at start.
+#[test]
+fn functions_can_load_models_on_demand() {
+    let given = json!({
+        "LoadModels": "on-demand", "MaxMemory": "800MB", "LargeModels": "s3://b/models", "Batch": "yes",
+        "Streaming": "unlimited",
+    });
+    let Some([demand, start]) = Deployment::resolve([given, json!({})]) else { return };
+    let loads = |name: &str| {
+        let config = configuration(demand.of(name));
+        (config.load, config.max_memory)
+    };
+    assert_eq!(loads("ApiFunction"), (Load::OnDemand, Some(800_000_000)));
+    assert_eq!(loads("LargeFunction"), (Load::OnDemand, None));
+    assert_eq!(loads("StreamFunction"), (Load::OnDemand, None));
+    assert_eq!(loads("BatchFunction"), (Load::Start, None));
+    let config = configuration(start.of("ApiFunction"));
+    assert_eq!((config.load, config.max_memory), (Load::Start, None));
 }
 
 /// Functions that check keys may count requests in the quota table, and nothing else.

@@ -44,7 +44,7 @@ pub(crate) fn succeed(command: &mut Command) {
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
 }
 
-const MINILM: &str = ".kivu/bundles/minilm";
+pub(crate) const MINILM: &str = ".kivu/bundles/minilm";
 
 /// A folder with bundles: the ones that `make test` builds, `ner`, which labels tokens, `ner-labels`, which takes
 /// labels from requests, `summary`, and models without dense vectors. The last ones have names that sort after the

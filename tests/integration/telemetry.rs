@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::{
-    live::{function, root, succeed, tool},
+    live::{MINILM, function, root, succeed, tool},
     models::library_path,
     serving::bundle,
 };
@@ -17,6 +17,23 @@ fn traces_and_metrics_are_received_over_otlp() {
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_FUNCTION", function("api"))
         .env("TEST_BUNDLE", bundle)
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
+    succeed(&mut test);
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_work_with_prometheus() {
+    let (Some(python), Some(programs)) = (tool("TEST_TELEMETRY"), tool("TEST_PROMETHEUS")) else { return };
+    if programs.as_os_str().is_empty() {
+        crate::skips::unsupported("Prometheus is not installed");
+        return;
+    }
+    let mut test = Command::new(python);
+    test.current_dir(root())
+        .args(["-B", "tests/telemetry/test_dashboard.py"])
+        .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
+        .env("TEST_BUNDLE", root().join(MINILM))
+        .env("TEST_PROMETHEUS", programs)
         .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     succeed(&mut test);
 }

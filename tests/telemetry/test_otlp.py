@@ -39,10 +39,10 @@ def traceparent(sampled):
 class Server:
     """`kivu serve`, with its log in `log` once it has ended."""
 
-    def __init__(self, url, **variables):
+    def __init__(self, url, arguments=(BUNDLE,), **variables):
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "KIVU_PAGE": "false", **variables}
         self.process = subprocess.Popen(
-            [os.environ["TEST_KIVU"], "serve", BUNDLE, "--listen", "127.0.0.1:0"],
+            [os.environ["TEST_KIVU"], "serve", *arguments, "--listen", "127.0.0.1:0"],
             env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         line = self.process.stdout.readline()
@@ -282,6 +282,51 @@ class SlowRequests(unittest.TestCase):
             Server("", KIVU_SLOW_REQUEST_MS="0")
 
 
+class Jobs(unittest.TestCase):
+    """`kivu batch`."""
+
+    def run_job(self, collector, lines, *options, **variables):
+        """A job's exit status and its spans."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        file = Path(folder.name, "in.jsonl")
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        # Without the last export, nothing is sent within the test.
+        timers = {"OTEL_BSP_SCHEDULE_DELAY": "3600000", "OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
+        variables = os.environ | timers | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url} | variables
+        command = [os.environ["TEST_KIVU"], "batch", file, Path(folder.name, "out.jsonl"), "--model", BUNDLE, *options]
+        done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        self.assertEqual(collector.malformed, [])
+        return done.returncode, collector.spans
+
+    def test_a_job_is_a_span_and_its_rows_are_counted(self):
+        with Collector() as collector:
+            lines = [{"text": TEXT}, {"text": None}, {"text": TEXT}]
+            status, (span,) = self.run_job(collector, lines, TRACEPARENT=traceparent(True), TRACESTATE="a=1")
+            tokens = span.attributes.pop("kivu.tokens")
+            self.assertEqual((status, span.name, span.is_error), (0, "batch job", False))
+            self.assertEqual((span.trace, span.parent, span.state), (TRACE, PARENT, "a=1"))
+            self.assertEqual(span.attributes, {"kivu.model": NAME, "kivu.task": "feature-extraction", "kivu.status": "finished", "kivu.rows": 3, "kivu.failed_rows": 1})
+            self.assertEqual(span.resource["service.name"], "kivu")
+            self.assertNotIn("unmistakable", span.text)
+            counts = {name: collector.metrics[f"kivu_{name}_total"][()] for name in ("rows", "failed_rows", "tokens")}
+            self.assertEqual(counts, {"rows": 3, "failed_rows": 1, "tokens": tokens})
+            self.assertGreater(tokens, 4)
+
+    def test_a_job_that_fails_is_an_error_and_sampling_is_respected(self):
+        with Collector() as collector:
+            status, (span,) = self.run_job(collector, [{"text": TEXT}], "--format", "parquet")
+            self.assertEqual((status, span.attributes["kivu.status"], span.is_error, span.parent), (1, "failed", True, ""))
+        with Collector() as collector:
+            self.assertEqual(self.run_job(collector, [{"text": TEXT}], TRACEPARENT=traceparent(False)), (0, []))
+
+    def test_a_receiver_that_never_answers_does_not_keep_a_job_from_ending(self):
+        with Silent() as receiver, tempfile.TemporaryDirectory() as folder:
+            Path(folder, "in.jsonl").write_text(json.dumps({"text": TEXT}))
+            command = [os.environ["TEST_KIVU"], "batch", "in.jsonl", "out.jsonl", "--model", BUNDLE]
+            subprocess.run(command, cwd=folder, env=os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}, capture_output=True, check=True)
+
+
 @unittest.skipUnless(os.environ.get("TEST_FUNCTION"), "TEST_FUNCTION is not set")
 class Lambda(unittest.TestCase):
     def setUp(self):
@@ -290,13 +335,13 @@ class Lambda(unittest.TestCase):
             self.variables["KIVU_ONNXRUNTIME"] = library
         self.x_ray = {"x-amzn-trace-id": f"Root=1-{TRACE[:8]}-{TRACE[8:]};Parent={PARENT};Sampled=1"}
 
-    def function(self, collector, **variables):
+    def function(self, collector, name="api", **variables):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Without a flush, nothing is sent within the test.
         timers = {"OTEL_BSP_SCHEDULE_DELAY": "3600000", "OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
         variables = self.variables | timers | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url} | variables
-        return Function(Path(os.environ["TEST_FUNCTION"]).resolve(), variables, folder.name)
+        return Function(Path(os.environ["TEST_FUNCTION"]).resolve().with_name(name), variables, folder.name)
 
     def test_each_invocation_sends_what_it_recorded(self):
         for mode in ("buffered", "streaming"):
@@ -311,6 +356,14 @@ class Lambda(unittest.TestCase):
                 self.assertEqual((first.resource["service.name"], first.resource["team"]), ("api", "a"))
                 self.assertEqual([child.name for child in collector.children(first)], STAGES)
                 self.assertEqual(collector.malformed, [])
+
+    def test_the_batch_function_sends_before_its_response(self):
+        event = json.loads((Path(__file__).parents[1] / "lambda/rows_redshift.json").read_text())
+        with Collector() as collector, self.function(collector, name="batch", KIVU_BATCH__OUTPUT="out/", KIVU_BATCH__INPUT="in/") as function:
+            _, _, body, _ = function.next(event)
+            self.assertEqual(json.loads(body)["num_records"], 3)
+            self.assertGreater(collector.metrics["kivu_tokens_total"][()], 0)
+            self.assertEqual((collector.resource["service.name"], collector.malformed), ("api", []))
 
     def test_a_collector_that_never_answers_does_not_stop_invocations(self):
         with Silent() as collector, self.function(collector, OTEL_METRICS_EXPORTER="none") as function:

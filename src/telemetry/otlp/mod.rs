@@ -31,6 +31,8 @@ use crate::{
 const SCOPE: &str = "kivu";
 /// A failed export is repeated once, since collectors refuse requests while they restart. The next export follows soon.
 const RETRIES: usize = 1;
+/// Time limit for sending the last traces and metrics.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The exporters of traces and metrics.
 #[derive(Clone, Debug)]
@@ -53,7 +55,7 @@ pub struct Reading {
 }
 
 impl Otlp {
-    /// Starts the exporters, which send their requests on the current Tokio runtime. Requests are traced from now on.
+    /// Starts the exporters, which send their requests on the current Tokio runtime. Requests and jobs are traced from now on.
     ///
     /// # Errors
     /// If an exporter cannot be made, or the process has one already.
@@ -62,6 +64,17 @@ impl Otlp {
         let traces = config.traces.as_ref().map(|to| traces(config, to, resource.clone())).transpose()?;
         let metrics = config.metrics.as_ref().map(|to| metrics(config, to, resource)).transpose()?;
         Ok(Self { traces, metrics, flushes: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// Records this process's metrics for OTLP only.
+    ///
+    /// # Errors
+    /// If the process has an exporter already.
+    pub fn install(&self) -> Result<()> {
+        self.recorder().map_or(Ok(()), |recorder| {
+            ::metrics::set_global_recorder(recorder)
+                .map_err(|error| Error::inference_because("cannot register the metrics recorder", error))
+        })
     }
 
     /// A recorder for the metrics that this process records.
@@ -99,8 +112,9 @@ impl Otlp {
         .await;
     }
 
-    /// Sends what was recorded, waits at most `limit` for it, and stops the exporters.
-    pub async fn stop(self, limit: Duration) {
+    /// Sends what was recorded, waits at most two seconds for it, and stops the exporters.
+    pub async fn stop(self) {
+        let limit = STOP_TIMEOUT;
         let Self { traces, metrics, .. } = self.clone();
         self.in_background(limit, move || {
             traces.map(|traces| traces.shutdown_with_timeout(limit));

@@ -15,7 +15,7 @@ use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTra
 use crate::{
     error::{Error, Result},
     telemetry::{
-        stages::{Clock, Outcome, RequestDetails, TimedStage},
+        stages::{Clock, JobOutcome, Outcome, RequestDetails, TimedStage},
         trace::Trace,
     },
 };
@@ -84,6 +84,38 @@ pub(in crate::telemetry) fn begin(method: &str, parent: Option<&Trace>, clock: C
     let span = tracer.build_with_context(builder, &context);
     // Invalid once the exporter has stopped.
     span.span_context().is_valid().then_some(RequestSpan(span))
+}
+
+/// A job's span, from now until its end.
+#[derive(Debug)]
+pub(in crate::telemetry) struct JobSpan(Span);
+
+/// Begins a job's span, if there is an exporter of traces.
+pub(in crate::telemetry) fn begin_job(parent: Option<&Trace>) -> Option<JobSpan> {
+    let tracer = TRACER.get()?;
+    let builder = SpanBuilder::from_name("batch job").with_kind(SpanKind::Internal);
+    let context = parent.and_then(remote_context).unwrap_or_default();
+    Some(JobSpan(tracer.build_with_context(builder, &context)))
+}
+
+impl JobSpan {
+    pub(in crate::telemetry) fn end(mut self, outcome: &JobOutcome) {
+        let JobOutcome { model, task, status, rows, failed_rows, tokens } = outcome;
+        let span = &mut self.0;
+        if !model.is_empty() {
+            span.set_attribute(KeyValue::new("kivu.model", model.clone()));
+        }
+        span.set_attribute(KeyValue::new("kivu.task", task.clone()));
+        span.set_attribute(KeyValue::new("kivu.status", *status));
+        for (name, count) in [("kivu.rows", rows), ("kivu.failed_rows", failed_rows), ("kivu.tokens", tokens)]
+        {
+            span.set_attribute(KeyValue::new(name, *count as i64));
+        }
+        if outcome.is_error() {
+            span.set_status(Status::error(""));
+        }
+        span.end();
+    }
 }
 
 /// The context of a client's span.
