@@ -92,8 +92,8 @@ test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-python --lib --bins --test bits --test streaming && \
-	  cargo test --doc --package kivu --package kivu-compiler'
+	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-python --lib --test bits --test streaming && \
+	  cargo test --workspace --exclude kivu-python --doc'
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used

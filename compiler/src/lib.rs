@@ -2,7 +2,7 @@
 //!
 //! Programs that run models by name call [`load`]; [`build`] is for tools that make bundles.
 //!
-//! ```
+//! ```no_run
 //! # let home = tempfile::tempdir()?;
 //! use kivu::{Deadline, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
 //! use kivu_compiler::named::Options;

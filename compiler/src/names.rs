@@ -148,7 +148,7 @@ pub fn open(
 /// The model is unknown, cannot be downloaded or built, or its bundle is damaged. The message says what to do.
 ///
 /// # Examples
-/// ```
+/// ```no_run
 /// # let home = tempfile::tempdir()?;
 /// use kivu::{Deadline, config::Config, task::embedding::EmbeddingParameters};
 /// use kivu_compiler::named::Options;

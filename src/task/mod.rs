@@ -55,7 +55,7 @@ impl Scope {
 /// A value does not fit its parameter; the message names it. Unknown names are ignored, as in requests.
 ///
 /// # Examples
-/// ```
+/// ```no_run
 /// use kivu::task::{embedding::EmbeddingParameters, read_parameters};
 /// use serde_json::json;
 ///
