@@ -271,7 +271,8 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
         // Strips the folder, with which most errors begin.
         error.split_once("`: ").map_or(error.clone(), |(_, rest)| rest.to_owned())
     };
-    insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForSequenceClassification"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `BartForSequenceClassification`, whose head is not supported");
+    insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForQuestionAnswering"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `BartForQuestionAnswering`, whose head is not supported");
+    insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForSequenceClassification"]})), @"expected the weight `classification_head.dense.weight`, but found no such weight");
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"architectures": ["T5ForTokenClassification"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `T5ForTokenClassification`, whose head is not supported");
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"dense_act_fn": "mish"})), @"expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`");
     insta::assert_snapshot!(refusal("tiny-t5", &json!({"relative_attention_num_buckets": 7})), @"expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more than half of it, but found 7 and 20");
