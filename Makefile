@@ -93,7 +93,7 @@ test-bundles: test-compile
 
 test-unit: test-compile
 	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-python --lib --test bits --test streaming && \
-	  cargo test --workspace --exclude kivu-python --doc'
+	  cargo test --workspace --doc'
 
 test-integration: test-tools test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
