@@ -1,8 +1,8 @@
 //! Threads that run a model. A thread leads each run; idle threads help.
 //!
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
-//! - A [brief call](Shared::is_brief) that finds an idle thread and an empty queue runs on its caller's thread instead,
-//!   which saves two thread switches.
+//! - A [brief call](Shared::is_brief) that arrives alone, and finds an idle thread and an empty queue, runs on its
+//!   caller's thread instead, which saves two thread switches.
 //! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
 //!   return to the queue at the next stage end.
 //! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
@@ -24,7 +24,7 @@ use std::{
 };
 
 use kivu_engine::run::{Run, Scratch, Text, Values};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task};
 
 use super::model::{NativeModel, TextOutputs};
 use crate::{
@@ -61,6 +61,8 @@ struct Shared {
     changed: Condvar,
     /// Number of calls in the queue.
     waiting: AtomicUsize,
+    /// Number of calls that are not in the queue yet.
+    arriving: AtomicUsize,
     /// Buffers from earlier runs, for reuse.
     memory: Mutex<Vec<Values>>,
     /// Buffers of callers that have led runs, for reuse.
@@ -143,9 +145,32 @@ impl Workers {
             return Err(deadline.exceeded());
         }
         let (outputs, received) = oneshot::channel();
-        self.shared.begin(Call { texts, deadline, queued: QueuedBatch::new(), outputs });
+        let call = Call { texts, deadline, queued: QueuedBatch::new(), outputs };
+        let arrival = Arrival::of(&self.shared.arriving);
+        if self.shared.is_brief(&call) {
+            // A task may have several calls: each one arrives before the first one runs on their common thread.
+            task::yield_now().await;
+        }
+        self.shared.begin(call);
+        drop(arrival);
         let gone = || Err(Error::inference("the model run failed"));
         deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
+    }
+}
+
+/// Counts a call while it arrives, also if its caller leaves.
+struct Arrival<'a>(&'a AtomicUsize);
+
+impl<'a> Arrival<'a> {
+    fn of(arriving: &'a AtomicUsize) -> Self {
+        arriving.fetch_add(1, Ordering::Relaxed);
+        Self(arriving)
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -163,6 +188,7 @@ impl Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            arriving: AtomicUsize::new(0),
             memory: Mutex::default(),
             scratch: Mutex::default(),
         }
@@ -175,7 +201,8 @@ impl Shared {
     /// Runs a brief call on this thread if another one would be woken for it, and queues all others.
     fn begin(&self, call: Call) {
         let mut queue = self.lock();
-        if self.is_brief(&call) && queue.calls.is_empty() && queue.free() > 0 {
+        let is_alone = self.arriving.load(Ordering::Relaxed) <= 1 && queue.calls.is_empty();
+        if is_alone && self.is_brief(&call) && queue.free() > 0 {
             queue.leading_callers += 1;
             drop(queue);
             let kept = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -457,5 +484,27 @@ mod tests {
         assert!(!begun(0, 0, 0, 1), "no thread is idle");
         assert!(!begun(1, 1, 0, 1), "another caller has the idle thread's place");
         assert!(!begun(1, 0, 1, 1), "others were first");
+    }
+
+    /// Calls of one task would otherwise run one after another on its thread.
+    #[tokio::test]
+    async fn calls_that_arrive_together_are_queued() {
+        let workers = Workers { shared: Arc::new(Shared::new(model())) };
+        workers.shared.lock().idle = 1;
+        let text = || vec![Text { tokens: vec![Token { id: 0, type_id: 0, position: 0 }], attended: 1 }];
+        let deadline = Deadline::within(Duration::from_secs(3600));
+        workers.run(text(), deadline).await.unwrap();
+        let together = async { futures::join!(workers.run(text(), deadline), workers.run(text(), deadline)) };
+        let lead = async {
+            while workers.shared.lock().calls.len() < 2 {
+                task::yield_now().await;
+            }
+            let next = workers.shared.next_calls(&mut workers.shared.lock()).unwrap();
+            assert_eq!(next.len(), 2);
+            workers.shared.lead(next, &mut Scratch::default());
+        };
+        let ((one, other), ()) = futures::join!(together, lead);
+        assert!(one.is_ok() && other.is_ok());
+        assert_eq!(workers.shared.arriving.load(Ordering::Relaxed), 0);
     }
 }
