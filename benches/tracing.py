@@ -43,6 +43,11 @@ class Server:
         self.process.kill()
         self.process.communicate()
 
+    def processor_s(self):
+        """Processor seconds of the server, in user mode and in the kernel."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def requests(self, until):
         """Requests of one client until a time."""
         connection, count = http.client.HTTPConnection(self.host, timeout=60), 0
@@ -69,12 +74,29 @@ class Server:
         return sum(counts) / (time.perf_counter() - started)
 
 
+class Receiver(Collector):
+    """Reads the messages after the measurement: Python's share of the processors is not part of the cost."""
+
+    def __init__(self):
+        super().__init__()
+        self.received = []
+
+    def receive(self, *message):
+        self.received.append(message)
+        return self.status
+
+    def read_all(self):
+        for message in self.received:
+            super().receive(*message)
+
+
 def receive(pipe):
     """A receiver in its own process, since Python's threads share a processor with the clients."""
-    with Collector() as collector:
-        pipe.send(collector.url)
+    with Receiver() as receiver:
+        pipe.send(receiver.url)
         pipe.recv()
-        pipe.send((len(collector.servers()), len(collector.spans), collector.malformed))
+        receiver.read_all()
+        pipe.send((len(receiver.servers()), len(receiver.spans), receiver.malformed))
 
 
 def main():
@@ -109,12 +131,14 @@ def measure(sending, silent, options):
     """The median ratio of both rates."""
     for server in (sending, silent):
         server.rate(options.clients, WARM_UP_S)
-    pairs = []
+    pairs, before = [], {server: server.processor_s() for server in (sending, silent)}
     for turn in range(options.turns):
         # The order alternates, since one load may affect the next.
         servers = (sending, silent) if turn % 2 == 0 else (silent, sending)
         rates = {server: server.rate(options.clients, options.seconds) for server in servers}
         pairs.append((rates[sending], rates[silent]))
+    ms = [1000 * (server.processor_s() - before[server]) / sum(rates) / options.seconds for server, rates in zip((sending, silent), zip(*pairs))]
+    print(f"processor time of a request: {ms[0]:.3f} ms with OTLP, {ms[1]:.3f} ms without, ratio {ms[1] / ms[0]:.3f}")
     ratios = sorted(first / second for first, second in pairs)
     ratio, quarter = statistics.median(ratios), len(ratios) // 4
     medians = [statistics.median(rates) for rates in zip(*pairs)]

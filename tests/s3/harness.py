@@ -248,6 +248,8 @@ class Function:
 
     def __init__(self, endpoint, bundles, env=(), program=FUNCTION, folder=None, box=None):
         self.program, self.folder, self.box = program, folder, box
+        # X-Ray's header of each invocation, if there is one.
+        self.x_ray = None
         self.events = queue.Queue()
         self.answers = {}
         self.asked = threading.Event()
@@ -283,6 +285,8 @@ class Function:
                 self.send_header("lambda-runtime-aws-request-id", str(number))
                 self.send_header("lambda-runtime-deadline-ms", str(int((time.time() + seconds) * 1000)))
                 self.send_header("lambda-runtime-invoked-function-arn", "arn:aws:lambda:us-east-1:1:function:batch")
+                if outer.x_ray:
+                    self.send_header("lambda-runtime-trace-id", outer.x_ray)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

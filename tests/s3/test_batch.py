@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +25,9 @@ import pyarrow.parquet
 import box
 import harness
 from harness import BUCKET, Faults, Function, Queue, Weed, event_bridge, kivu, s3_event, sns, sns_in_queue, sqs, wait_for
+
+sys.path.append(str(Path(__file__).parents[1] / "telemetry"))
+from collector import Collector  # noqa: E402
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
 CLASSIFIER = Path(os.environ["TEST_CLASSIFIER"])
@@ -229,6 +233,19 @@ class Events(Base):
                 found = parsed(self.weed.get(f"out/{name}.jsonl"))
                 self.assertEqual([row["id"] for row in found], list(range(5)))
                 self.assertEqual(self.report(f"out/{name}.jsonl")["rows"], 5)
+
+    def test_a_job_belongs_to_its_invocations_trace(self):
+        trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+        with Collector() as collector:
+            function = Function(self.weed.endpoint, [BUNDLE], self.env | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
+            self.addCleanup(function.stop)
+            function.x_ray = f"Root=1-{trace[:8]}-{trace[8:]};Parent={parent};Sampled=1"
+            function.call(s3_event("in/traced.jsonl", self.put("in/traced.jsonl")))
+            # The function sends its spans before its response.
+            (span,) = [span for span in collector.spans if span.name == "batch job"]
+            self.assertEqual((span.trace, span.parent), (trace, parent))
+            self.assertEqual((span.attributes["kivu.rows"], span.attributes["kivu.status"]), (5, "finished"))
+            self.assertEqual(collector.malformed, [])
 
     def test_keys_of_every_kind(self):
         keys = ["a b.jsonl", "a+b.jsonl", "100%25.jsonl", "é ü/日本.jsonl", "a:b&c=d.jsonl"]
