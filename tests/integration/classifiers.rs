@@ -221,6 +221,45 @@ async fn modernbert_with_the_mean_and_all_biases() {
     compare("tiny-modernbert-rank").await;
 }
 
+/// Exports by optimum, which compute logits: a classifier for zero-shot, and one that ranks.
+#[tokio::test]
+async fn onnx_exports_classify_too() {
+    for name in ["tiny-roberta-nli", "tiny-bert-rank"] {
+        compare_with(name, fixtures().join("exports").join(name)).await;
+    }
+}
+
+#[tokio::test]
+async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let (folder, mut refusals) = (tempfile::tempdir().unwrap(), Vec::new());
+    for (number, (field, value)) in [
+        ("architectures", json!(["RobertaModel"])),
+        ("pad_token_id", json!(7)),
+        ("sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
+        ("sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
+        ("id2label", json!({ "0": "yes", "1": "no" })),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let source = folder.path().join(number.to_string());
+        fs::create_dir(&source).unwrap();
+        for file in fs::read_dir(fixtures().join("exports/tiny-roberta-nli")).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), source.join(file.file_name())).unwrap();
+        }
+        let config = source.join("config.json");
+        let mut content: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        content[field] = value;
+        fs::write(&config, content.to_string()).unwrap();
+        let out = folder.path().join(format!("{number}-out"));
+        let error = open(source, &out, Some(Precision::Fp32), runtime).unwrap_err();
+        refusals.push(error.chain().to_string());
+    }
+    insta::assert_snapshot!(refusals.join("\n"), @"");
+}
+
 #[derive(Deserialize)]
 struct RankGolden {
     query: String,

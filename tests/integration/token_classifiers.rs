@@ -173,25 +173,12 @@ async fn an_adapter_adds_a_head_for_tokens() {
     compare_with("tiny-bert-ner-lora", &serve(&out).unwrap()).await;
 }
 
-/// An export has the bundle's graph, and the source's other files.
 #[tokio::test]
 async fn onnx_exports_label_tokens_too() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = fixtures().join("models/tiny-bert-ner");
-    let bundle = folder.path().join("bundle");
-    build_request(&request(source.clone(), bundle.clone(), Some(Precision::Fp32)), runtime).unwrap();
-    let export = folder.path().join("tiny-bert-ner");
-    fs::create_dir(&export).unwrap();
-    for (from, names) in [
-        (source, &["config.json", "tokenizer.json", "tokenizer_config.json"][..]),
-        (bundle, &["model.onnx", "weights.bin"]),
-    ] {
-        for name in names {
-            fs::copy(from.join(name), export.join(name)).unwrap();
-        }
-    }
-    let model = open(export, &folder.path().join("built"), Some(Precision::Fp32), runtime).unwrap();
+    let source = fixtures().join("exports/tiny-bert-ner");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     compare_with("tiny-bert-ner", &model).await;
 }
 

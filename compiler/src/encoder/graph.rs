@@ -25,7 +25,7 @@ use kivu::{backend::Engine, error::Result, repository::manifest::Precision};
 /// Output for encoders without a head: one vector per token.
 pub(super) const OUTPUT: &str = "last_hidden_state";
 /// Output for encoders with a head: one value per label.
-pub(super) const LOGITS: &str = "logits";
+pub(crate) const LOGITS: &str = "logits";
 
 /// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
 /// [`OUTPUT`] contains token vectors.

@@ -19,6 +19,7 @@ pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
     gliner::{DEFAULT_ENCODER, GLINER, is_gliner, missing_encoder, open_gliner},
-    source::{open, token_settings},
+    graph::LOGITS,
+    source::{open, text_settings, token_settings},
     vectors::HEADS,
 };

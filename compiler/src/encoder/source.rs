@@ -72,15 +72,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::TokenClassification(settings), OutputHeads::default())
         }
         (Some(head), None) => {
-            let settings = ClassificationSettings {
-                output: LOGITS.to_owned(),
-                labels: head.labels.clone(),
-                function: head.function,
-                max_tokens: max_tokens(&plan.folder, facts.max_positions)?,
-                template: None,
-                query_prompt: default_prompt(&plan.folder)?,
-                padding: None,
-            };
+            let settings = text_settings(&plan.folder, head, facts)?;
             (EncoderSettings::Classification(settings), OutputHeads::default())
         }
         (None, None) => {
@@ -144,7 +136,6 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     })
 }
 
-/// Settings for a model with a value per token and label in its output [`LOGITS`].
 /// Refuses a model with a label head that its class does not name, if the requested task could also be done by its
 /// vectors: the cosines of an embedding model are not the scores of its head.
 fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()> {
@@ -164,6 +155,20 @@ fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()>
     }
 }
 
+/// Settings for a model with a value per text and label in its output [`LOGITS`].
+pub(crate) fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result<ClassificationSettings> {
+    Ok(ClassificationSettings {
+        output: LOGITS.to_owned(),
+        labels: head.labels.clone(),
+        function: head.function,
+        max_tokens: max_tokens(folder, facts.max_positions)?,
+        template: None,
+        query_prompt: default_prompt(folder)?,
+        padding: None,
+    })
+}
+
+/// Settings for a model with a value per token and label in its output [`LOGITS`].
 pub(crate) fn token_settings(
     folder: &Path,
     head: &Head,

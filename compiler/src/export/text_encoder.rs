@@ -1,13 +1,13 @@
-//! Opens an encoder export as a bundle source. The architecture does not matter.
+//! Opens an encoder export as a bundle source. The architecture does not matter, except for the head that it names.
 
 use super::quantize::{check_precision, is_quantized, prepare};
 use crate::{
     config::ConfigFile,
-    encoder::{Facts, Head, HeadKind, MODEL_TYPES, token_settings},
+    encoder::{Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings},
     module_list::has_pooling,
     onnx,
     plan::{Build, Plan},
-    sentence_transformers::embedding_settings,
+    sentence_transformers::{embedding_settings, makes_vectors},
     seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
     token_rows::{other_unknown_token, within_vocabulary},
@@ -19,6 +19,7 @@ use kivu::{
     onnx_proto::ModelProto,
     pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
     repository::bundle::sha256_of,
+    tokenizer::Tokenizer,
 };
 
 /// Graph files, in order of preference.
@@ -51,7 +52,11 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         Some(rows) => within_vocabulary(tokenizer, rows)?,
         None => tokenizer,
     };
-    let settings = match Head::read(&config)?.filter(|head| head.kind == HeadKind::Tokens) {
+    let settings = match head(plan, &config, &model)? {
+        Some(head) if head.kind == HeadKind::Text => {
+            check_padding(&config, &tokenizer)?;
+            EncoderSettings::Classification(text_settings(&plan.folder, &head, &facts)?)
+        }
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
             let settings = token_settings(&plan.folder, &head, &facts)?;
@@ -71,6 +76,34 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     })
 }
 
+/// The label head that the config names, if the graph has its output: classifiers can be exported without it.
+fn head(plan: &Plan, config: &ConfigFile, model: &ModelProto) -> Result<Option<Head>> {
+    if !outputs(model).contains(&LOGITS) || makes_vectors(&plan.folder)? {
+        return Ok(None);
+    }
+    match Head::read(config)? {
+        Some(head) => Ok(Some(head)),
+        None => Err(Error::model(format!(
+            "expected `architectures` to name the label head of an export with the output `{LOGITS}`, such as \
+             `…ForSequenceClassification`, but found `{}`; for embeddings, export the model with \
+             `--task feature-extraction`",
+            config.architecture()
+        ))),
+    }
+}
+
+/// Refuses a padding token other than the tokenizer's: a decoder's exported head reads the last token before it.
+fn check_padding(config: &ConfigFile, tokenizer: &[u8]) -> Result<()> {
+    let found = Tokenizer::from_json(tokenizer)?.padding_id();
+    match config.get::<u32>("pad_token_id")? {
+        Some(expected) if expected != found => Err(Error::model(format!(
+            "expected `pad_token_id` {found}, with which texts are padded, in an export with a label head, but found \
+             {expected}; build from the weights"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Settings for an export that computes embeddings.
 fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
@@ -81,9 +114,7 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
         ));
     }
     let read = settings.dense.as_ref().map_or("", |dense| dense.output.as_str());
-    let has =
-        |name: &str| model.graph.iter().flat_map(|graph| &graph.output).any(|output| output.name == name);
-    if !has(read) {
+    if !outputs(model).contains(&read) {
         return Err(Error::model(format!(
             "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
              `{output}`; build from the weights, or export the model with sentence-transformers",
@@ -95,13 +126,17 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
 
 /// The output for embeddings. Unless the folder has pooling settings, prefers an output pooled by the graph.
 pub(crate) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
-    let found: Vec<&str> =
-        model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect();
-    let mut outputs = OUTPUTS;
+    let found = outputs(model);
+    let mut preferred = OUTPUTS;
     if !has_pooling {
-        outputs.rotate_right(1);
+        preferred.rotate_right(1);
     }
-    outputs.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
+    preferred.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
         Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
     })
+}
+
+/// The names of a graph's outputs.
+fn outputs(model: &ModelProto) -> Vec<&str> {
+    model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect()
 }

@@ -6,7 +6,7 @@ use super::{
         Rules, SCORES, Unused,
         Values::{Any, Every, Only, SameAs},
     },
-    shared::{BART_LEGACY, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+    shared::{BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
 
 /// Head keys.
@@ -25,6 +25,13 @@ const BERT_LIKE: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "posi
 /// CrossEncoder settings.
 const CROSS_ENCODER: Rules =
     Rules { read: &[], unused: &[&[("activation_fn", SCORES), ("version", Any)]], nested: &[] };
+
+/// How a CrossEncoder makes scores from logits.
+pub(super) const SCORE_FUNCTION: Rules = Rules {
+    read: &[],
+    unused: &[&[CROSS_ENCODER_FUNCTION]],
+    nested: &[("sentence_transformers", &CROSS_ENCODER)],
+};
 
 /// Token ids and settings read only by word prediction or text generation heads.
 const ENCODER: &[Unused] = &[

@@ -16,6 +16,14 @@ pub(super) struct Rules {
 }
 
 impl Rules {
+    /// Whether a key has a rule.
+    pub(super) fn mentions(&self, key: &str) -> bool {
+        let is_unused = |keys: &&[Unused]| keys.iter().any(|(name, _)| *name == key);
+        self.reads(key)
+            || self.unused.iter().any(is_unused)
+            || self.nested.iter().any(|(name, _)| *name == key)
+    }
+
     /// Whether a key is read.
     pub(super) fn reads(&self, key: &str) -> bool {
         self.read.iter().any(|keys| keys.contains(&key))

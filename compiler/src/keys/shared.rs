@@ -46,8 +46,11 @@ pub(super) const SHARED: &[Unused] = &[
     ("pruned_heads", Only("[{}]")),
     ("quantization_config", Only("[]")),
     ("tie_encoder_decoder", Only("[false]")),
-    ("sbert_ce_default_activation_function", SCORES),
+    CROSS_ENCODER_FUNCTION,
 ];
+
+/// A CrossEncoder's score function, before version 4 of sentence-transformers.
+pub(super) const CROSS_ENCODER_FUNCTION: Unused = ("sbert_ce_default_activation_function", SCORES);
 
 /// Keys for training.
 pub(super) const TRAINING: &[Unused] = &[

@@ -98,7 +98,13 @@ impl Walk<'_> {
         let (model_type, fields) = (config.model_type().to_owned(), config.fields().clone());
         let generation_file = transformer.join("generation_config.json");
         let rules = match kind {
-            Kind::Export | Kind::Gliner => return Ok(()),
+            Kind::Gliner => return Ok(()),
+            // The graph contains the layers.
+            Kind::Export => {
+                let scores =
+                    fields.into_iter().filter(|(key, _)| encoders::SCORE_FUNCTION.mentions(key)).collect();
+                return self.check(ConfigFile::NAME.to_owned(), scores, &[&encoders::SCORE_FUNCTION]);
+            }
             Kind::Encoder => encoder(&config).map(|rules| vec![rules]),
             Kind::Seq2Seq => {
                 self.check_file(&generation_file, &[&generation::GENERATION])?;
