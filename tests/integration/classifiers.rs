@@ -233,19 +233,22 @@ async fn onnx_exports_classify_too() {
 async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused() {
     let Some(runtime) = runtime() else { return };
     let (folder, mut refusals) = (tempfile::tempdir().unwrap(), Vec::new());
-    for (number, (field, value)) in [
-        ("architectures", json!(["RobertaModel"])),
-        ("pad_token_id", json!(7)),
-        ("sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
-        ("sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
-        ("id2label", json!({ "0": "yes", "1": "no" })),
+    let texts = "tiny-roberta-nli";
+    for (number, (name, field, value)) in [
+        (texts, "architectures", json!(["RobertaModel"])),
+        (texts, "architectures", json!(["RobertaForTokenClassification"])),
+        ("tiny-bert-ner", "architectures", json!(["BertForSequenceClassification"])),
+        (texts, "pad_token_id", json!(7)),
+        (texts, "sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
+        (texts, "sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
+        (texts, "id2label", json!({ "0": "yes", "1": "no" })),
     ]
     .into_iter()
     .enumerate()
     {
         let source = folder.path().join(number.to_string());
         fs::create_dir(&source).unwrap();
-        for file in fs::read_dir(fixtures().join("exports/tiny-roberta-nli")).unwrap() {
+        for file in fs::read_dir(fixtures().join("exports").join(name)).unwrap() {
             let file = file.unwrap();
             fs::copy(file.path(), source.join(file.file_name())).unwrap();
         }
