@@ -106,9 +106,11 @@ impl Context {
         Scope { max_parts: self.max_parts, ..self.app.scope() }
     }
 
-    /// The context for each of `count` requests in one, which share its limits.
+    /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
+    /// of them need not fit into memory together.
     pub(super) fn of_part(&self, count: usize) -> Self {
-        Self { max_parts: (self.max_parts / count.max(1)).max(1), ..self.clone() }
+        let max_parts = (self.max_parts / count.max(1)).max(1);
+        Self { max_parts, models: Arc::default(), ..self.clone() }
     }
 }
 

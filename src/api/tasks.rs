@@ -2,7 +2,7 @@
 //! Vertex AI's `/vertex`, and the model hub's `POST /models/{model}`.
 
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
-use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use super::{
     generation::generate_with,
     inputs,
     ranking::rerank_with,
-    rejection::Reply,
+    rejection::{Rejection, Reply},
     request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
     response::BACKEND,
     task_schemas::DefaultRequest,
@@ -128,10 +128,11 @@ pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexReq
 }
 
 async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
-    let (limits, context) = (&context.app.limits, context.of_part(instances.len()));
-    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); instances.len()], 0, None);
-    let runs = instances.into_iter().enumerate().map(|(index, instance)| {
-        run_default(&context, instance).map_ok(move |response| (index, response.into_parts()))
+    let (limits, count) = (&context.app.limits, instances.len());
+    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); count], 0, None);
+    let runs = instances.into_iter().enumerate().map(|(index, instance)| async move {
+        let response = run_default(&context.of_part(count), instance).await?;
+        Ok::<_, Rejection>((index, response.into_parts()))
     });
     // The first error ends all instances.
     let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);
