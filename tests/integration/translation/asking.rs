@@ -30,7 +30,7 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::fixtures;
+use crate::{fast_text::identifying_model, models::fixtures};
 use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;
@@ -158,6 +158,40 @@ async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Valu
 
 async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     ask_with(limits(), path, body).await
+}
+
+#[tokio::test]
+async fn languages_that_requests_do_not_name_are_identified() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(identifying) = identifying_model(folder.path()) else { return };
+    let all = ["eng_Latn", "fra_Latn", "por_Latn", "zho_Hans", "zho_Hant"];
+    let models = vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all), identifying];
+    let app = router(App::new(models, limits()));
+    let ask = async |path: &str, body: Value| {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let (status, mut body) = answer(app.clone().oneshot(request).await.unwrap()).await;
+        body.as_object_mut().unwrap().remove("usage");
+        format!("{} {body}", status.as_u16())
+    };
+    let texts = json!(["O gato.", "The keys.", " "]);
+    let answers = [
+        ask("/translate", json!({ "q": texts, "source": "auto", "target": "fr" })).await,
+        ask("/translate", json!({ "q": "The keys.", "target": "fr" })).await,
+        // A named language is not identified.
+        ask("/translate", json!({ "q": "The keys.", "source": "pt", "target": "fr" })).await,
+        ask("/v2/translate", json!({ "text": ["O gato.", "The keys."], "target_lang": "FR" })).await,
+        ask("/translate", json!({ "inputs": texts, "tgt_lang": "French" })).await,
+        ask("/translate", json!({ "inputs": "O gato.", "model": "all", "tgt_lang": "French" })).await,
+        // Without a target, the first model decides as before.
+        ask("/translate", json!({ "inputs": "O gato." })).await,
+        ask("/translate", json!({ "q": "Ella lee cada noche.", "source": "auto", "target": "fr" })).await,
+        ask("/translate", json!({ "q": ["The keys.", "火车九点出发。"], "source": "auto", "target": "fr" }))
+            .await,
+        ask("/v2/translate", json!({ "text": ["Ella lee cada noche."], "target_lang": "FR" })).await,
+        ask("/translate", json!({ "inputs": "O gato.", "model": "two", "tgt_lang": "French" })).await,
+    ];
+    insta::assert_snapshot!(answers.join("\n"), @"");
 }
 
 /// A refused request's status and message.
@@ -466,12 +500,12 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         errors.push(format!("{status} {body}"));
     }
     insta::assert_snapshot!(errors.join("\n"), @r#"
-    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language in `target`, but found none","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `format` to be `text`, but found `html`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `alternatives` from 0 to 9, but found another value","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language of the models in `source`, but found `tlh`; they have `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
-    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
+    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
     422 Unprocessable Entity {"message":"expected `tag_handling` to be none, but found `xml`"}
     422 Unprocessable Entity {"message":"expected `formality` to be `default`, `prefer_more` or `prefer_less`, but found `more`"}
     "#);
