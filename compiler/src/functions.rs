@@ -154,32 +154,19 @@ pub(super) fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> 
     graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
 }
 
-/// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `left` and `right` are
-/// log-probabilities by the place of a product in a table with 32 steps from -8 to 8; `paths` are steps from the root to each
-/// label, of shape `shape`.
-pub(super) fn hierarchical_softmax(
-    graph: &mut Graph,
-    [products, left, right, paths, shape]: [&Value; 5],
-) -> Value {
-    let [eight, steps, most] = [("bound", 8.0), ("steps_per_unit", 32.0), ("last_step", 512.0)]
-        .map(|(name, value)| graph.floats(name, &[], &[value]));
-    let [one, before, after] = [("one", 1.0), ("before", -1.0), ("after", 513.0)]
-        .map(|(name, value)| graph.floats(name, &[], &[value]));
-    let place = graph.node("Add", &[products, &eight], vec![]);
-    let place = graph.node("Mul", &[&place, &steps], vec![]);
-    let is_above = graph.node("Greater", &[&place, &most], vec![]);
-    let place = graph.node("Floor", &[&place], vec![]);
-    let place = graph.node("Where", &[&is_above, &after, &place], vec![]);
-    let place = graph.node("Max", &[&place, &before], vec![]);
-    let place = graph.node("Add", &[&place, &one], vec![]);
-    let place = graph.cast(&place, data_type::INT64);
-    let left = graph.node("Gather", &[left, &place], vec![]);
-    let right = graph.node("Gather", &[right, &place], vec![]);
-    let logarithms = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
+/// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
+/// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
+pub(super) fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
+    let (one, epsilon) = (graph.floats("one_float", &[], &[1.0]), graph.floats("epsilon", &[], &[1e-5]));
+    let right = graph.node("Sigmoid", &[products], vec![]);
+    let left = graph.node("Sub", &[&one, &right], vec![]);
+    let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
+    let steps = graph.node("Add", &[&steps, &epsilon], vec![]);
+    let steps = graph.node("Log", &[&steps], vec![]);
     // The value for no step.
     let pads = graph.integers("pads", &[0, 0, 0, 1]);
-    let logarithms = graph.node("Pad", &[&logarithms, &pads], vec![]);
-    let steps = graph.node("Gather", &[&logarithms, paths], vec![integer("axis", 1)]);
+    let steps = graph.node("Pad", &[&steps, &pads], vec![]);
+    let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);
     let steps = graph.node("Reshape", &[&steps, shape], vec![]);
     let axis = graph.integers("step_axis", &[2]);
     let sum = graph.node("ReduceSum", &[&steps, &axis], vec![integer("keepdims", 0)]);

@@ -208,24 +208,32 @@ fn other_and_damaged_models_are_refused() {
             bytes[place..place + 4].copy_from_slice(&number.to_le_bytes());
         }
     };
+    for (place, number, expected) in [
+        (4, 13, "expected a fastText model of version 11 or 12, but found version 13"),
+        (32, 2, "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ns`"),
+        (32, 4, "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ova`"),
+        (36, 2, "expected a classifier (`fasttext supervised`), but found word vectors (`skipgram`)"),
+        (40, -1, "expected buckets of at least 0, but found -1; the file is damaged"),
+        (40, 0, "expected `buckets` above 0 for n-grams, but found 0"),
+        (40, 601, "and 601 n-grams, but found"),
+        (48, 99, "expected `max_length` of at most 16, but found 99"),
+        (64, i32::MAX, "expected 2147483647 entries in the dictionary, but found"),
+        (72, -1, "expected labels of at least 0, but found -1; the file is damaged"),
+    ] {
+        let refusal = refusal(put(place, number));
+        assert!(refusal.contains(expected), "{refusal}");
+    }
     let refusals = [
-        refusal(put(4, 13)),
-        refusal(put(32, 2)),
-        refusal(put(32, 4)),
-        refusal(put(36, 2)),
-        refusal(put(48, 99)),
-        refusal(put(40, 0)),
-        refusal(put(40, 601)),
-        refusal(put(64, i32::MAX)),
-        refusal(put(72, -1)),
-        refusal(|bytes| bytes.truncate(3000)),
         refusal(|bytes| bytes.push(0)),
         refusal(|bytes| {
             let place = bytes.len() - 4;
             bytes[place..].copy_from_slice(&f32::NAN.to_le_bytes());
         }),
     ];
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @"
+    cannot read `model.bin`: expected a fastText model, but found 1 bytes after its end; the file is damaged
+    cannot read `model.bin`: expected finite weights, but found NaN
+    ");
     for length in (8..31_000).step_by(701) {
         let refusal = refusal(|bytes| bytes.truncate(length));
         assert!(

@@ -145,12 +145,9 @@ fn graph([input, output]: [&Matrix; 2], tree: Option<&Tree>, name: &str) -> Mode
     let (scores, count) = match tree {
         None => (products, output.rows),
         Some(tree) => {
-            let [left, right] = tree::sigmoid_logarithms();
-            let left = graph.floats("left", &[left.len()], &left);
-            let right = graph.floats("right", &[right.len()], &right);
             let paths = graph.integers("paths", &tree.paths);
             let shape = graph.integers("paths.shape", &[0, tree.labels as i64, tree.depth as i64]);
-            let inputs = [&products, &left, &right, &paths, &shape];
+            let inputs = [&products, &paths, &shape];
             let scores = graph.function(HIERARCHICAL_SOFTMAX, inputs, functions::hierarchical_softmax);
             (scores, tree.labels)
         }

@@ -75,8 +75,12 @@ impl<'a> Reader<'a> {
 
     /// The bytes before the next zero, which is skipped.
     pub(super) fn text(&mut self) -> Result<&'a [u8]> {
-        let length = self.bytes.iter().position(|byte| *byte == 0);
-        let text = self.take(length.unwrap_or(usize::MAX))?;
+        let length = self.bytes.iter().position(|byte| *byte == 0).ok_or_else(|| {
+            Error::model(
+                "expected the end of a word of a fastText model, but found none; the file is damaged",
+            )
+        })?;
+        let text = self.take(length)?;
         self.take(1)?;
         Ok(text)
     }

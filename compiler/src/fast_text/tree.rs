@@ -1,15 +1,9 @@
 //! The binary tree over the labels in hierarchical softmax: a Huffman tree of their counts.
 
-use kivu::{
-    backend::native::SIGMOID_STEPS,
-    error::{Error, Result},
-};
+use kivu::error::{Error, Result};
 
 /// fastText's count for a node that does not exist yet, above all others.
 const UNKNOWN: i64 = 1_000_000_000_000_000;
-/// Added to probabilities before their logarithm.
-const EPSILON: f64 = 1e-5;
-
 /// Paths from the root to the labels.
 pub(super) struct Tree {
     pub(super) labels: usize,
@@ -75,26 +69,6 @@ impl Tree {
         });
         Ok(Self { labels, depth, paths: filled.collect() })
     }
-}
-
-/// Log-probabilities to go left, and right, for each value in fastText's sigmoid table.
-pub(super) fn sigmoid_logarithms() -> [Vec<f32>; 2] {
-    let last = SIGMOID_STEPS - 1;
-    let sigmoid = |step: usize| match step {
-        0 => 0.0_f32,
-        step if step == last => 1.0,
-        step => {
-            let argument = (16 * (step - 1)) as f32 / 512.0 - 8.0;
-            (1.0 / (1.0 + f64::from((-argument).exp()))) as f32
-        }
-    };
-    // fastText adds in double precision, to a float.
-    let logarithm = |probability: f32| (f64::from(probability) + EPSILON).ln() as f32;
-    let left = |step| logarithm((1.0 - f64::from(sigmoid(step))) as f32);
-    [
-        (0..SIGMOID_STEPS).map(left).collect(),
-        (0..SIGMOID_STEPS).map(|step| logarithm(sigmoid(step))).collect(),
-    ]
 }
 
 #[cfg(test)]

@@ -15,12 +15,8 @@ use crate::{
 pub const ROW_PRODUCTS: &str = "RowProducts";
 /// Function for label scores from the products for a tree's inner nodes.
 pub const HIERARCHICAL_SOFTMAX: &str = "HierarchicalSoftmax";
-/// Values in the tables for [`HIERARCHICAL_SOFTMAX`]: one below the sigmoid table, 513 in it, one above it.
-pub const SIGMOID_STEPS: usize = 515;
-/// The sigmoid table's last argument; the first is its negative.
-const MAX_SIGMOID: f32 = 8.0;
-/// Table steps per unit.
-const STEPS_PER_UNIT: f32 = 32.0;
+/// Added to probabilities before their logarithm.
+const EPSILON: f32 = 1e-5;
 
 /// Label scores from mean vectors.
 #[derive(Debug)]
@@ -35,8 +31,6 @@ pub(super) struct LabelHead {
 /// Paths from the root of a binary tree to the labels.
 #[derive(Debug)]
 struct Tree {
-    /// Log-probabilities to go left, and right.
-    steps: [Array<f32>; 2],
     /// Per label, `depth` steps: a node to go left, a node plus their number to go right, or twice their number for none.
     paths: Vec<usize>,
     depth: usize,
@@ -83,13 +77,8 @@ impl LabelHead {
         let Some(softmax) = after(products, HIERARCHICAL_SOFTMAX) else {
             return Ok(Some(Self { matrix, tree: None, labels: rows }));
         };
-        let floats = |input| Ok::<Array<f32>, Error>(Array::new(&constant(softmax, input)?.1));
         let integers = |input| Ok::<Array<i64>, Error>(Array::new(&constant(softmax, input)?.1));
-        let steps = [floats(1)?, floats(2)?];
-        if steps.iter().any(|table| table.len() != SIGMOID_STEPS) {
-            return Err(damaged(&format!("tables whose length is not {SIGMOID_STEPS}")));
-        }
-        let (paths, shape) = (integers(3)?, integers(4)?);
+        let (paths, shape) = (integers(1)?, integers(2)?);
         let side = |side: i64| usize::try_from(side).ok().filter(|side| *side > 0);
         let shape = if let [_, labels, depth] = shape[..] { side(labels).zip(side(depth)) } else { None };
         let shape = shape.filter(|(labels, depth)| labels.checked_mul(*depth) == Some(paths.len()));
@@ -97,45 +86,36 @@ impl LabelHead {
         let step = |step: &i64| usize::try_from(*step).ok().filter(|step| *step <= 2 * rows);
         let paths: Option<Vec<usize>> = paths.iter().map(step).collect();
         let paths = paths.ok_or_else(|| damaged("paths to unknown nodes"))?;
-        Ok(Some(Self { matrix, tree: Some(Tree { steps, paths, depth }), labels }))
+        Ok(Some(Self { matrix, tree: Some(Tree { paths, depth }), labels }))
     }
 
-    /// Writes a mean vector's scores. Sums are added in fastText's order, without fused multiplication: a value that is
-    /// rounded to another entry of the sigmoid table changes the third decimal.
+    /// Writes a mean vector's scores.
     pub(super) fn score(&self, mean: &[f32], scores: &mut [f32]) {
         let rows = self.matrix.chunks_exact(mean.len());
-        let products =
-            rows.map(|row| row.iter().zip(mean).fold(0.0_f32, |sum, (left, right)| sum + left * right));
+        let products = rows.map(|row| row.iter().zip(mean).map(|(left, right)| left * right).sum::<f32>());
         match &self.tree {
             None => scores.iter_mut().zip(products).for_each(|(score, product)| *score = product),
-            Some(tree) => tree.score(products.map(sigmoid_step).collect(), scores),
+            Some(tree) => tree.score(products, scores),
         }
     }
 }
 
 impl Tree {
-    /// Writes label scores, from each node's place in the tables.
-    fn score(&self, places: Vec<usize>, scores: &mut [f32]) {
-        let [left, right] = &self.steps;
-        let step = |step: &usize| match step.checked_sub(places.len()) {
-            None => left[places[*step]],
-            Some(node) => places.get(node).map_or(0.0, |place| right[*place]),
-        };
+    /// Writes label probabilities, from each inner node's product.
+    fn score(&self, products: impl Iterator<Item = f32>, scores: &mut [f32]) {
+        // Log-probabilities to go left, and right; the last is for no step.
+        let (mut steps, right): (Vec<f32>, Vec<f32>) = products.map(log_probabilities).unzip();
+        steps.extend(right);
+        steps.push(0.0);
         for (score, path) in scores.iter_mut().zip(self.paths.chunks_exact(self.depth)) {
-            *score = path.iter().map(step).sum::<f32>().exp().min(1.0);
+            *score = path.iter().map(|step| steps[*step]).sum::<f32>().exp().min(1.0);
         }
     }
 }
 
-/// A product's place in the tables.
-fn sigmoid_step(product: f32) -> usize {
-    if product < -MAX_SIGMOID {
-        0
-    } else if product > MAX_SIGMOID {
-        SIGMOID_STEPS - 1
-    } else {
-        1 + ((product + MAX_SIGMOID) * STEPS_PER_UNIT) as usize
-    }
+fn log_probabilities(product: f32) -> (f32, f32) {
+    let right = 1.0 / (1.0 + (-product).exp());
+    ((1.0 - right + EPSILON).ln(), (right + EPSILON).ln())
 }
 
 fn damaged(what: &str) -> Error {
@@ -149,8 +129,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_found_in_the_sigmoid_table() {
-        let steps = [f32::NEG_INFINITY, -8.001, -8.0, -7.98, 0.0, 7.999, 8.0, 8.001, f32::INFINITY];
-        assert_eq!(steps.map(sigmoid_step), [0, 0, 1, 1, 257, 512, 513, 514, 514]);
+    fn probabilities_are_products_along_paths() {
+        // Two inner nodes and no third: left at the root, then both ways; right at the root.
+        let tree = Tree { paths: vec![1, 0, 1, 3, 4, 6], depth: 2 };
+        let mut scores = [0.0; 3];
+        tree.score([0.0, f32::ln(3.0), 9.0].into_iter(), &mut scores);
+        let expected = [0.25 * 0.5, 0.25 * 0.5, 0.75];
+        let mut pairs = scores.iter().zip(expected);
+        assert!(pairs.all(|(found, expected)| (found - expected).abs() < 2e-5), "{scores:?}");
+        tree.score([0.0, f32::INFINITY, 0.0].into_iter(), &mut scores);
+        assert_eq!(scores[2], 1.0, "not above 1");
     }
 }

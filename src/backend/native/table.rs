@@ -161,11 +161,7 @@ impl TableModel {
             count += 1;
         }
         let count = count.max(1) as f32;
-        match self.head {
-            None => mean.iter_mut().for_each(|sum| *sum /= count),
-            // As in fastText, whose sigmoid table shows a difference in the last bit.
-            Some(_) => mean.iter_mut().for_each(|sum| *sum *= 1.0 / count),
-        }
+        mean.iter_mut().for_each(|sum| *sum /= count);
         Ok(())
     }
 }
