@@ -57,6 +57,7 @@ REQUESTS = [
     ("/api/pull", {"model": "embedding", "stream": False}),
     ("/v2/repository/models/embedding/load", {}),
     ("/v2/repository/models/embedding/unload", {}),
+    ("/detect", {"q": "the cat"}),
 ]
 
 
