@@ -1,6 +1,6 @@
 //! A model file: settings, dictionary, and two matrices.
 
-use serde_json::json;
+use serde::Serialize;
 
 use super::{MAGIC, dictionary::Dictionary, matrix::Matrix, reader::Reader};
 use kivu::error::{Error, Result};
@@ -26,6 +26,25 @@ pub(super) struct FastText<'a> {
 struct Ngrams {
     /// Hashes are below this number.
     buckets: usize,
+    min_length: usize,
+    max_length: usize,
+    max_words: usize,
+}
+
+#[derive(Serialize)]
+struct TokenizerFile<'a> {
+    version: &'static str,
+    model: Features<'a>,
+}
+
+/// The model in a `tokenizer.json`, which has the type first: see `src/tokenizer/fast_text.rs`.
+#[derive(Serialize)]
+struct Features<'a> {
+    r#type: &'static str,
+    words: Vec<Option<&'a str>>,
+    rows: usize,
+    buckets: usize,
+    kept: Option<&'a [(u32, u32)]>,
     min_length: usize,
     max_length: usize,
     max_words: usize,
@@ -80,19 +99,19 @@ impl<'a> FastText<'a> {
     pub(super) fn tokenizer(&self) -> Result<Vec<u8>> {
         let words = self.dictionary.words.iter().map(|word| std::str::from_utf8(word).ok());
         let Ngrams { buckets, min_length, max_length, max_words } = self.ngrams;
-        let file = json!({
-            "version": "1.0",
-            "model": {
-                "type": "FastText",
-                "words": words.collect::<Vec<_>>(),
-                "rows": self.input.rows,
-                "buckets": buckets,
-                "kept": self.dictionary.kept,
-                "min_length": min_length,
-                "max_length": max_length,
-                "max_words": max_words,
+        let file = TokenizerFile {
+            version: "1.0",
+            model: Features {
+                r#type: "FastText",
+                words: words.collect(),
+                rows: self.input.rows,
+                buckets,
+                kept: self.dictionary.kept.as_deref(),
+                min_length,
+                max_length,
+                max_words,
             },
-        });
+        };
         serde_json::to_vec(&file).map_err(|error| Error::model_because("cannot write the tokenizer", error))
     }
 }
