@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    fast_text, lora,
+    fast_text::file::is_model,
+    lora,
     module_list::has_pooling,
     recipe::{Prompts, QualityFloor, Recipe, Strategy},
     sentence_transformers::transformer_folder,
@@ -147,7 +148,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     if is_recipe {
         return of_recipe(request, progress);
     }
-    let is_file = fast_text::is_file(source);
+    let is_file = is_model(source);
     if !source.is_dir() && !is_file {
         return Err(Error::config(format!(
             "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",

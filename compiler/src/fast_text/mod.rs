@@ -4,15 +4,13 @@
 //! in which quantized ones are exact.
 
 mod dictionary;
+pub(super) mod file;
 mod matrix;
 mod model;
 mod reader;
 mod tree;
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use kivu::{
     backend::{
@@ -22,11 +20,11 @@ use kivu::{
     config::EngineChoice,
     error::{Error, Result},
     pipeline::{Task, classification::ClassificationSettings, scores::ScoreFunction, seq2seq::are_languages},
-    regular_file,
     repository::{FAST_TEXT, bundle::sha256_of, manifest::Precision},
 };
 
 use self::{
+    file::is_model,
     matrix::Matrix,
     model::{FastText, Loss},
     tree::Tree,
@@ -40,26 +38,13 @@ use super::{
 
 /// The architecture in the manifest.
 pub(super) const ARCHITECTURE: &str = FAST_TEXT;
-/// A model file's first bytes.
-const MAGIC: [u8; 4] = 793_712_314_i32.to_le_bytes();
-/// File name extensions.
-const EXTENSIONS: [&str; 2] = ["bin", "ftz"];
 /// Maximum features per text; some 350,000 characters with n-grams of 2 to 4 characters.
 const MAX_FEATURES: usize = 1 << 20;
-
-/// Whether `path` is a model file.
-pub(super) fn is_file(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    let mut start = [0; MAGIC.len()];
-    extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
-        && regular_file::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
-        && start == MAGIC
-}
 
 /// The model files in `folder`.
 fn model_files(folder: &Path) -> Vec<PathBuf> {
     let entries = files::list(folder).unwrap_or_default();
-    entries.into_iter().map(|(path, _)| path).filter(|path| is_file(path)).collect()
+    entries.into_iter().map(|(path, _)| path).filter(|path| is_model(path)).collect()
 }
 
 /// Whether `folder` has a model file.

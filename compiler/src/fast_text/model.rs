@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{MAGIC, dictionary::Dictionary, matrix::Matrix, reader::Reader};
+use super::{dictionary::Dictionary, file::MAGIC, matrix::Matrix, reader::Reader};
 use kivu::error::{Error, Result};
 
 /// The output layer.
