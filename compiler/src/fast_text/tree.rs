@@ -4,6 +4,7 @@ use kivu::error::{Error, Result};
 
 /// fastText's count for a node that does not exist yet, above all others.
 const UNKNOWN: i64 = 1_000_000_000_000_000;
+
 /// Paths from the root to the labels.
 pub(super) struct Tree {
     pub(super) labels: usize,
