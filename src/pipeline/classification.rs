@@ -37,6 +37,9 @@ pub struct ClassificationSettings {
     /// A decoder's padding token, dropped at the end of texts since the last token is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<u32>,
+    /// Whether the labels are languages, as their codes: `/detect` and translation use the first such model.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub identifies_languages: bool,
 }
 
 /// A model that scores labels.

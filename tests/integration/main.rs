@@ -31,6 +31,7 @@ mod deploying;
 mod document;
 mod exactness;
 mod examples;
+mod fast_text;
 mod features;
 mod files;
 mod fleet;

@@ -66,6 +66,7 @@ pub(super) fn head(
             template,
             query_prompt,
             padding: None,
+            identifies_languages: false,
         })
     };
     if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {

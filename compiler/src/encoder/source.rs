@@ -165,6 +165,7 @@ pub(crate) fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result
         template: None,
         query_prompt: default_prompt(folder)?,
         padding: None,
+        identifies_languages: false,
     })
 }
 
