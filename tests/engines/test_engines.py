@@ -231,7 +231,7 @@ texts = pa.array(["left out", "a", None, "", "b"]).slice(1)
 column = embed(texts)
 expected = model.encode(["a", "b"])
 chunks = embed(pa.chunked_array([["a"], ["b"]], pa.large_string()))
-int8 = Embedder(os.environ["BUNDLE"], {"precision": "int8", "dimensions": 8})(pa.array(["a"]))
+int8 = Embedder(os.environ["BUNDLE"], {"precision": "int8", "dimensions": 32})(pa.array(["a"]))
 # Copies in this process have the same model.
 copy = pickle.loads(pickle.dumps(embed))
 print(json.dumps([
@@ -244,7 +244,7 @@ print(json.dumps([
 """)
         self.assertEqual(
             found,
-            ["list<item: float>", [False, True, True, False], True, True, [None, None], 0, "list<item: int8>", 8, True],
+            ["list<item: float>", [False, True, True, False], True, True, [None, None], 0, "list<item: int8>", 32, True],
         )
 
     def test_bad_input(self):

@@ -42,6 +42,9 @@ class RuntimeApi(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # One packet for head and body, without delays.
+    wbufsize = -1
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         if self.path != f"{VERSION}/invocation/next":
@@ -85,7 +88,6 @@ class Function:
             "LAMBDA_TASK_ROOT": str(options.function),
             "PYTHONPATH": f"{options.packages.resolve()}:{options.function.resolve()}",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "KIVU_HOME": "/tmp/kivu-that-does-not-exist",
         }
         self.started = time.monotonic()
         self.process = subprocess.Popen(
