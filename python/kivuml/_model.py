@@ -111,14 +111,18 @@ def load(
     Raises:
         KivuError: The model is unknown, or cannot be downloaded, built or opened.
     """
+    given = {"task": task, "precision": precision, "engine": engine, "threads": threads, "home": home, "config": config}
+    path, options = absolute(name, given | {"allow": allow})
+    return Model(native().Model.load(path, as_json(options)), path, options)
+
+
+def absolute(name: str | os.PathLike[str], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the arguments of `load` with absolute paths, since other processes may have another working folder."""
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(f"expected `name` to be a string or a path, but found `{type(name).__name__}`")
     path = os.fspath(name)
-    # Other processes, which may have another working folder, load the model by the same name.
-    path = os.path.abspath(path) if os.path.exists(path) else path
-    folders = {key: os.path.abspath(value) for key, value in (("home", home), ("config", config)) if value is not None}
-    options = {"task": task, "precision": precision, "engine": engine, "threads": threads, "allow": allow} | folders
-    return Model(native().Model.load(path, as_json(options)), path, options)
+    folders = {key: os.path.abspath(options[key]) for key in ("home", "config") if options.get(key) is not None}
+    return os.path.abspath(path) if os.path.exists(path) else path, options | folders
 
 
 def _restore(name: str, options: dict[str, Any]) -> Model:

@@ -21,7 +21,7 @@ from template import EVERYTHING, FILES, IMAGE, ROOT, Template, source
 
 BIN = Path(sys.executable).parent
 # Stacks that are deployed on their own, checked with the defaults of their parameters.
-EXAMPLES = sorted((ROOT / "deploy").glob("*/*.yaml"))
+EXAMPLES = [*sorted((ROOT / "deploy").glob("*/*.yaml")), ROOT / "examples/python-lambda/template.yaml"]
 STATE_MACHINES = sorted((ROOT / "functions").glob("*/*.asl.json"))
 # Together these deploy every resource, and every variant of each policy.
 DEPLOYMENTS = (
@@ -79,7 +79,7 @@ def failing(result):
 
 
 def sam(_):
-    return failing(run(BIN / "sam", "validate", "--lint", "--template", FILES[0]))
+    return failing(run(BIN / "sam", "validate", "--lint", "--template", FILES[0])) + failing(run(BIN / "sam", "validate", "--lint", "--template", EXAMPLES[-1]))
 
 
 def cfn_lint(_):

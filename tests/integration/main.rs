@@ -29,6 +29,7 @@ mod damage;
 mod decoders;
 mod deploying;
 mod document;
+mod engines;
 mod exactness;
 mod examples;
 mod fast_text;

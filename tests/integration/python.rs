@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Makes the package as a wheel installs it, with the module for tests.
-fn package(folder: &Path) {
+pub(crate) fn package(folder: &Path) {
     let module = Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name("libkivu_python.so");
     let mut build = Command::new(env!("CARGO"));
     let build = build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);

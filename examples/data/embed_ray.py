@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Embeds the column `text` of Parquet files with Ray Data.
+
+    python examples/data/embed_ray.py MODEL INPUT OUTPUT
+
+Needs `pip install 'ray[data]' kivuml` on each machine, and MODEL by the same name: a Hugging Face repository, a bundle
+on a shared path, or `s3://…`. An actor per core has a model.
+"""
+
+import sys
+
+import ray
+from kivuml.arrow import Embedder
+
+
+class AddVectors:
+    def __init__(self, model):
+        self.embed = Embedder(model, threads=1)
+
+    def __call__(self, rows):
+        return rows.append_column("embedding", self.embed(rows["text"]))
+
+
+def main():
+    if len(sys.argv) != 4:
+        sys.exit("usage: embed_ray.py MODEL INPUT OUTPUT")
+    _, model, source, output = sys.argv
+    ray.init()
+    # Actors stay until the end. Each reserves half a core, since files are read and written by other tasks.
+    actors = ray.data.ActorPoolStrategy(size=int(ray.cluster_resources()["CPU"]))
+    rows = ray.data.read_parquet(source)
+    rows = rows.map_batches(
+        AddVectors, fn_constructor_args=[model], compute=actors, batch_format="pyarrow", batch_size=1024, num_cpus=0.5
+    )
+    rows.write_parquet(output, mode="overwrite")
+
+
+if __name__ == "__main__":
+    main()
