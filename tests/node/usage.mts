@@ -23,6 +23,10 @@ const entity = {
 };
 
 const minilm = await open("minilm");
+const description: [string, string, number, number | null, string[], string | null, string | null] = [
+  minilm.name, minilm.task, minilm.maxTokens, minilm.dimensions, minilm.prompts, minilm.queryPrompt, minilm.documentPrompt,
+];
+assert.deepEqual(description, ["minilm", "feature-extraction", 256, 384, [], null, null]);
 const single: Float32Array = await minilm.encode("a");
 const many: Float32Array[] = await minilm.encode(new Set(["a", "b"]), { normalize: true, dimensions: 64 });
 const small: Int8Array[] = await minilm.encode(["a"], { precision: "int8" });
