@@ -22,7 +22,7 @@ pub struct Cancellation(watch::Sender<bool>);
 impl Cancellation {
     /// A cancellation for any number of calls.
     #[napi(constructor)]
-    #[expect(clippy::new_without_default, reason = "JavaScript has no defaults")]
+    #[allow(clippy::new_without_default, reason = "JavaScript has no defaults")]
     pub fn new() -> Self {
         Self(watch::Sender::new(false))
     }

@@ -55,7 +55,7 @@ impl Model {
 
     /// The model's name, task, limits and vectors, as JSON.
     fn description(&self, py: Python<'_>) -> PyResult<String> {
-        describe(&*self.model(py)?).map_err(|error| exception(py, &error))
+        describe(&self.model(py)?).map_err(|error| exception(py, &error))
     }
 
     /// Dense vectors: their bytes one after another, and how many values each has.
