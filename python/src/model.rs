@@ -55,7 +55,8 @@ impl Model {
 
     /// The model's name, task, limits and vectors, as JSON.
     fn description(&self, py: Python<'_>) -> PyResult<String> {
-        describe(&self.model(py)?).map_err(|error| exception(py, &error))
+        let model = self.model(py)?;
+        describe(&model).map_err(|error| exception(py, &error))
     }
 
     /// Dense vectors: their bytes one after another, and how many values each has.
