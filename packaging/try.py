@@ -134,6 +134,9 @@ def the_npm_package(folder):
     (folder / "npm").mkdir()
     subprocess.run(["npm", "install", "--offline", "--silent", "--no-audit", "--no-fund", "--prefix", folder / "npm", *files], check=True)
     serve([folder / "npm/node_modules/.bin/kivu"], folder)
+    code = "import('kivuml').then(async ({ load }) => console.log((await (await load(process.argv[1])).encode('hello')).length))"
+    shown = subprocess.run(["node", "--eval", code, BUNDLE], cwd=folder / "npm", capture_output=True, text=True, check=True)
+    expect("the package's vectors", f"{DIMENSIONS}\n", shown.stdout)
 
 
 def the_function(folder):

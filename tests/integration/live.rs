@@ -37,6 +37,14 @@ pub(crate) fn function(name: &str) -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 
+/// A package's native module, compiled if it is not up to date.
+pub(crate) fn library(name: &str) -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    let build = build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
+    assert!(build.status().unwrap().success(), "the module cannot be compiled");
+    Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
+}
+
 pub(crate) fn succeed(command: &mut Command) {
     let _alone = alone();
     let output = command.stdin(Stdio::null()).output().unwrap();

@@ -47,6 +47,7 @@ mod live;
 mod models;
 mod modules;
 mod native;
+mod node;
 mod on_demand;
 mod page;
 mod processors;
