@@ -223,6 +223,10 @@ fn the_model_card_says_that_a_decoder_ranks() {
     fs::write(from.join("README.md"), "---\npipeline_tag: text-ranking\n---\n").unwrap();
     let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
     assert_eq!(build_request(&request, runtime).unwrap().manifest().task, Task::TextRanking);
+    // Other decoders that rank have other texts around a pair.
+    edit(&request.source.join("config.json"), "Qwen3ForCausalLM", "GemmaForCausalLM");
+    let refusal = build_request(&request, runtime).unwrap_err().chain();
+    assert!(refusal.contains("a `LogitScore` module, but found `GemmaForCausalLM` alone"), "{refusal}");
 }
 
 /// A CrossEncoder's files name the tokens, so that no task is needed; its template is compared.
@@ -317,7 +321,6 @@ fn unusable_decoders_are_refused_by_name() {
         ),
         config("tiny-llama", r#""low_freq_factor": 1.0"#, r#""low_freq_factor": 4.0"#),
         config("tiny-llama", r#""rope_type": "llama3""#, r#""rope_type": "longrope", "short_factor": [1.0]"#),
-        config("tiny-llama", r#""rope_type": "llama3""#, r#""rope_type": "yarn", "attention_factor": 1e400"#),
         config("tiny-llama", r#""factor": 8.0"#, r#""factor": 0.5"#),
         config(
             "tiny-llama",
@@ -329,7 +332,6 @@ fn unusable_decoders_are_refused_by_name() {
         config("tiny-gemma2", r#""attn_logit_softcapping": 5.0"#, r#""attn_logit_softcapping": 0.0"#),
         config("tiny-gemma2", r#""sliding_window": 8"#, r#""use_bidirectional_attention": true"#),
         config("tiny-eurobert-cls", r#""late""#, r#""last""#),
-        config("tiny-llama", r#""LlamaModel""#, r#""LlamaForCausalLM""#),
         config("tiny-qwen3", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
         config("tiny-qwen3", r#""head_dim": 16"#, r#""head_dim": 8"#),
         config("tiny-qwen3", r#""vocab_size": 335"#, r#""vocab_size": 336"#),
@@ -341,8 +343,17 @@ fn unusable_decoders_are_refused_by_name() {
         config("tiny-gemma3", r#""num_hidden_layers": 3"#, r#""num_hidden_layers": 4"#),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    cannot build from `[folder]/model`: expected `use_sliding_window` false, but found true
-    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), but found `yarn`
+    cannot build from `[folder]/model`: expected `use_sliding_window` true and a `sliding_window` for the `layer_types` `sliding_attention`, but found no window
+    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, but found `ntk`
+    cannot build from `[folder]/model`: expected a `low_freq_factor` above 0, and a greater `high_freq_factor`, but found 4 and 4
+    cannot build from `[folder]/model`: expected a `short_factor` of 8 numbers above 0 for `longrope` scaling, but found 1
+    cannot build from `[folder]/model`: expected a `factor` of at least 1 for `llama3` scaling, but found 0.5
+    cannot build from `[folder]/model`: expected rotary positions without `partial_rotary_factor`, but found 0.5
+    cannot build from `[folder]/model`: expected `head_dim` from 1 to 2097152, but found 0
+    cannot build from `[folder]/model`: expected `sliding_window` of at least 2, but found 1
+    cannot build from `[folder]/model`: expected `attn_logit_softcapping` above 0, but found 0
+    expected `use_bidirectional_attention` `false` in `config.json`, but found `use_bidirectional_attention` true; use `--allow use_bidirectional_attention` to build the model as if the key were missing, if you know that it has no effect on results
+    cannot build from `[folder]/model`: expected `classifier_pooling` `late`, `mean` or `bos`, but found `last`
     cannot build from `[folder]/model`: expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found 4 and 3, of 16 values
     expected the weight `layers.0.self_attn.q_proj.weight` of shape [32, 32], but found [64, 32]
     expected the weight `embed_tokens.weight` of shape [336, 32], but found [335, 32]

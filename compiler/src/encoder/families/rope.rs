@@ -155,7 +155,7 @@ impl Rope {
             (from, to) = (from.floor(), to.ceil());
         }
         (from, to) = (from.max(0.0), to.min((width - 1) as f64));
-        if ![amplitude, from, to].iter().all(|value| value.is_finite()) {
+        if ![amplitude, from, to].iter().all(|value| (*value as f32).is_finite()) {
             return Err(Error::model(format!(
                 "expected finite angles for `yarn` scaling, but found a factor of {amplitude} for them, and pairs from \
                  {from} to {to}"
@@ -185,7 +185,7 @@ impl Rope {
             None if factor <= 1.0 => 1.0,
             None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
         };
-        if !amplitude.is_finite() || original < 2 {
+        if !(amplitude as f32).is_finite() || original < 2 {
             return Err(Error::model(format!(
                 "expected an `original_max_position_embeddings` of at least 2, and a finite `attention_factor`, but found \
                  {original} and {amplitude}"
