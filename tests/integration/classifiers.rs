@@ -272,7 +272,13 @@ async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused(
         let error = open(source, &out, Some(Precision::Fp32), runtime).unwrap_err();
         refusals.push(error.chain().to_string());
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    expected `architectures` to name the label head of an export with the output `logits`, such as `…ForSequenceClassification`, but found `RobertaModel`; for embeddings, export the model with `--task feature-extraction`
+    expected `pad_token_id` 1, with which texts are padded, in an export with a label head, but found 7; build from the weights
+    expected `sbert_ce_default_activation_function` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json`, but found `sbert_ce_default_activation_function` "torch.nn.Tanh"; use `--allow sbert_ce_default_activation_function` to build the model as if the key were missing, if you know that it has no effect on results
+    expected `activation_fn` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json: sentence_transformers`, but found `activation_fn` "torch.nn.Tanh"; use `--allow activation_fn` to build the model as if the key were missing, if you know that it has no effect on results
+    expected `logits` with 2 values per text, but found 3
+    "#);
 }
 
 #[derive(Deserialize)]
