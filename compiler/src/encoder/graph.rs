@@ -110,7 +110,7 @@ const OTHER_HEADS: [&str; 15] = [
     "vocab_transform.",
 ];
 /// Name prefixes for label heads.
-pub(super) const LABEL_HEADS: [&str; 4] = ["classifier.", "dense.", "pre_classifier.", "score."];
+pub(super) const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
 /// Frequencies, which are computed from the config.
 const FREQUENCIES: &str = ".rotary_emb.inv_freq";
 
@@ -129,6 +129,8 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         // Records in old files, and the bias for words.
         || has_decoder && ["encoder.version", "decoder.version", "final_logits_bias"].contains(&name)
         || !has_labels && begins(&LABEL_HEADS)
+        // EuroBERT's label head.
+        || !has_labels && config.names.dense == ("dense", false) && name.starts_with("dense.")
         || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
         || config.details.task_types == 0 && name == TASK_TYPES

@@ -3,7 +3,7 @@
 use std::f64::consts::TAU;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     config::ConfigFile,
@@ -42,7 +42,7 @@ pub(super) struct Rope {
     long_factor: Option<Vec<f64>>,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "a missing key and `null` differ")]
+/// A missing key differs from `null`.
 fn truncates() -> Option<bool> {
     Some(true)
 }
@@ -50,9 +50,9 @@ fn truncates() -> Option<bool> {
 impl Rope {
     /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
     pub(super) fn read(config: &ConfigFile) -> Result<Self> {
-        let is_given = |value: &Value| value.as_object().is_some_and(|fields| !fields.is_empty());
-        let scaling = config.fields().get("rope_scaling").is_some_and(is_given);
-        let field = if scaling { "rope_scaling" } else { "rope_parameters" };
+        let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+        let is_given = config.fields().get("rope_scaling").is_some_and(|value| !is_empty(value));
+        let field = if is_given { "rope_scaling" } else { "rope_parameters" };
         let mut rope: Self = config.get(field)?.unwrap_or_default();
         if rope.rope_theta.is_none() {
             rope.rope_theta = config.get("rope_theta")?;
