@@ -212,6 +212,21 @@ async fn bart_with_a_decoder_over_the_same_text() {
 }
 
 #[tokio::test]
+async fn eurobert_with_the_mean_of_logits() {
+    compare("tiny-eurobert-cls").await;
+}
+
+#[tokio::test]
+async fn llama_with_the_last_token() {
+    compare("tiny-llama-cls").await;
+}
+
+#[tokio::test]
+async fn gemma_for_ranking() {
+    compare("tiny-gemma-rank").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_the_first_token() {
     compare("tiny-modernbert-cls").await;
 }
