@@ -67,7 +67,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     };
     check(plan)?;
     let in_file = |error| Error::model_because(format!("cannot read `{}`", path.display()), error);
-    let bytes = files::read(&path)?;
+    let bytes = files::read_weights(&path)?;
     let model = FastText::read(&bytes).map_err(in_file)?;
     let tokenizer = model.tokenizer()?;
     let head = match model.loss {
