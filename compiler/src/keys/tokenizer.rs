@@ -304,6 +304,10 @@ const TRANSLATORS: [(&str, &str); 5] = [
 
 /// Whether a class, without the `Fast` at its end, is supported.
 pub(super) fn is_known(class: &str, model_type: &str) -> bool {
+    // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their vocabularies.
+    if model_type == "eurobert" {
+        return ["PreTrainedTokenizer", "TokenizersBackend"].contains(&class);
+    }
     match TRANSLATORS.iter().any(|(translator, _)| *translator == model_type) {
         true => TRANSLATORS.contains(&(model_type, class)),
         false => CLASSES.contains(&class),
@@ -330,5 +334,6 @@ mod tests {
         assert!(is_known("MarianTokenizer", "marian") && is_known("NllbTokenizer", "m2m_100"));
         assert!(!is_known("XLNetTokenizer", "marian") && !is_known("AlbertTokenizer", "mbart"));
         assert!(is_known("XLNetTokenizer", "bert") && !is_known("MarianTokenizer", "bert"));
+        assert!(is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert"));
     }
 }
