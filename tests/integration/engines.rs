@@ -13,7 +13,8 @@ use crate::{
 /// The interpreter with the packages in a requirements file of `tests/engines`, if it has this module.
 fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
     let python = tool(variable)?;
-    let is_known = Command::new(&python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
+    let is_known =
+        Command::new(&python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
     if !is_known.is_ok_and(|status| status.success()) {
         crate::skips::unsupported(format_args!("{module} is installed for Python 3.11 and newer"));
         return None;
