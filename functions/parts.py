@@ -19,13 +19,13 @@ TARGET = "x86_64-unknown-linux-gnu"
 
 
 def crates():
-    """The program's package, and the crates in it, in the functions or in the Python module, by name and version."""
+    """The program's package, and the crates in it, in the functions or in the modules for Python and Node.js, by name and version."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     ids = {packages[member]["name"]: member for member in metadata["workspace_members"]}
-    programs = {ids[name] for name in ("kivu-cli", "kivu-functions", "kivu-python")}
+    programs = {ids[name] for name in ("kivu-cli", "kivu-functions", "kivu-node", "kivu-python")}
     reached, waiting = set(programs), list(programs)
     while waiting:
         for needed in nodes[waiting.pop()]["deps"]:

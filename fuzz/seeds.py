@@ -57,6 +57,7 @@ REQUESTS = [
     ("/api/pull", {"model": "embedding", "stream": False}),
     ("/v2/repository/models/embedding/load", {}),
     ("/v2/repository/models/embedding/unload", {}),
+    ("/detect", {"q": "the cat"}),
 ]
 
 
@@ -288,6 +289,7 @@ def main():
     write("recipe", {path.stem: path.read_bytes() for path in examples})
     config = b'listen = "127.0.0.1:0"\nmodels = ["a", { name = "b", path = "s3://b/k", policy = "auto", urls = ["grpc://h:1"] }]\n[limits]\ntexts = 3\n[fleet]\nurls = ["http://h:8000"]\n[auth]\nmode = "keys"\nkeys = ["a:0"]\n[batch]\nsave_ms = 1\n[[batch.rules]]\ninput = "in/x/"\noutput = "out/"\nask = { labels = "a, b" }\n'
     write("config", {"file": config, "environment": b"\n---\nLIMITS__TEXTS=2\nMODELS=a,b\nAUTH__KEYS=a:0,b:1\nLOG=json\nPREFIX=/a"})
+    write("fast_text", {path.stem: path.read_bytes() for path in sorted((FIXTURES / "fast_text").iterdir())})
     write("graph", graphs())
     write("student", {"small": student()})
     names = ["▁the", "▁c", "a", "t", "at", "▁cat", ">>pt<<", "__en__"]

@@ -12,7 +12,6 @@ import base64
 import gzip
 import hashlib
 import io
-import json
 import subprocess
 import sys
 import tarfile
@@ -24,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "functions"))
 sys.dont_write_bytecode = True
 
+import npm  # noqa: E402
 import package as function  # noqa: E402
 import parts  # noqa: E402
 from compile import GLIBC, MACHINES  # noqa: E402
@@ -31,8 +31,6 @@ from compile import GLIBC, MACHINES  # noqa: E402
 LICENSES = ("LICEN[CS]E*", "COPYING*", "NOTICE*")
 # The name on PyPI and npm, where others have `kivu`.
 PACKAGE = "kivuml"
-# The names that npm gives the architectures.
-NPM = {"x86_64": "x64", "arm64": "arm64"}
 FUNCTIONS = """The archives of the functions belong here: unpack kivu-VERSION-api-ARCHITECTURE.zip to api, and
 kivu-VERSION-batch-ARCHITECTURE.zip to batch; then put bundles below api/models.
 """
@@ -45,7 +43,6 @@ class Release:
         self.out = out
         manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
         self.version, self.license = manifest["version"], manifest["license"]
-        self.description = tomllib.loads((ROOT / "cli/Cargo.toml").read_text())["package"]["description"]
         self.crates, self.licenses = out / f"kivu-{self.version}.cdx.json", out / f"kivu-{self.version}-licenses.txt"
 
     def notices(self):
@@ -104,27 +101,19 @@ class Release:
         name = f"kivu-{self.version}-linux-{MACHINES[architecture]}"
         self.tar(f"{name}.tar.gz", {f"{name}/{path}": file.read_bytes() for path, file in files.items()}, {f"{name}/kivu"})
 
-    def npm(self, architecture, program, library):
+    def npm(self, architecture, module, library):
         """The package that `kivuml` for npm installs on this platform."""
-        name = f"{PACKAGE}-linux-{NPM[architecture]}"
-        manifest = self.manifest(name) | {"os": ["linux"], "cpu": [NPM[architecture]], "libc": ["glibc"]}
-        files = {"kivu": program} | self.notices()
-        files |= {f"lib/{file.name}": file for file in library}
+        files = npm.platform_files(module, library) | self.notices()
         contents = {f"package/{path}": file.read_bytes() for path, file in files.items()}
-        self.tar(f"{name}-{self.version}.tgz", contents | {"package/package.json": pretty(manifest)}, {"package/kivu"})
+        contents["package/package.json"] = npm.platform_manifest(architecture)
+        self.tar(f"{npm.platform_name(architecture)}-{self.version}.tgz", contents)
 
     def npm_main(self, architectures):
-        """The package that users install: a script that starts the program of the platform's package."""
-        manifest = self.manifest(PACKAGE) | {
-            "bin": {"kivu": "kivu.js"},
-            "optionalDependencies": {f"{PACKAGE}-linux-{NPM[each]}": self.version for each in architectures},
-        }
-        files = {path: (ROOT / source).read_bytes() for path, source in
-                 (("package/kivu.js", "packaging/kivu.js"), ("package/LICENSE", "LICENSE"), ("package/README.md", "README.md"))}
-        self.tar(f"{PACKAGE}-{self.version}.tgz", files | {"package/package.json": pretty(manifest)}, {"package/kivu.js"})
-
-    def manifest(self, name):
-        return {"name": name, "version": self.version, "description": self.description, "license": self.license}
+        """The package that users install, whose code is the same for all platforms."""
+        packages = {npm.platform_name(each): self.version for each in architectures}
+        files = {f"package/{path}": file.read_bytes() for path, file in npm.main_files().items()}
+        files["package/package.json"] = npm.manifest(optionalDependencies=packages)
+        self.tar(f"{PACKAGE}-{self.version}.tgz", files, {f"package/{npm.PROGRAM}"})
 
     def functions(self, architecture, programs, library):
         """The archives of both functions, without models."""
@@ -176,10 +165,6 @@ def urlsafe(content):
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def pretty(manifest):
-    return (json.dumps(manifest, indent=2) + "\n").encode()
-
-
 def main():
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
@@ -199,7 +184,9 @@ def main():
         function.check_glibc(module)
         release.wheel(architecture, module, library)
         release.archive(architecture, program, library)
-        release.npm(architecture, program, library)
+        addon = programs / "libkivu_node.so"
+        function.check_glibc(addon)
+        release.npm(architecture, addon, library)
         release.functions(architecture, programs, folder)
     release.npm_main(built)
     release.templates()

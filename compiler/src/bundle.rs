@@ -8,10 +8,10 @@ use std::{
 use super::{
     calibration,
     cost::{self, Comparison},
-    files,
+    fast_text, files,
     format::{check_keys, open},
     onnx,
-    plan::Build,
+    plan::{Build, Plan},
     quality::{
         self, SENTENCES, Shortfall,
         compare::qualities,
@@ -53,7 +53,7 @@ pub(super) struct Written {
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
-    let (written, shortfall) = model.write(plan.precision, None)?;
+    let (written, shortfall) = model.write(model.precision(), None)?;
     let Some((form, shortfall)) = shortfall else { return Ok(written) };
     let others = if Weights::are_in(&plan.transformer()?) { form.fallbacks() } else { &[Precision::Fp32] };
     let is_fixed = plan.is_precision_fixed || seq2seq::is_in(&plan.folder);
@@ -91,6 +91,23 @@ fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<
         counts.insert(name.clone(), ids.len().saturating_sub(usize::from(!after.is_empty())));
     }
     Ok(())
+}
+
+/// Notes whether a classifier's labels are languages, if the recipe says.
+fn identify_languages(plan: &Plan, settings: &mut TaskSettings) -> Result<()> {
+    match (plan.identifies_languages, settings) {
+        (None, _) => Ok(()),
+        (Some(identifies), TaskSettings::Encoder(EncoderSettings::Classification(settings)))
+            if plan.task.is_none_or(|task| task == Task::TextClassification) =>
+        {
+            settings.identifies_languages = identifies;
+            Ok(())
+        }
+        (Some(_), _) => Err(Error::model(format!(
+            "expected `identifies_languages` in the recipe only for `{}`, but found another task",
+            Task::TextClassification
+        ))),
+    }
 }
 
 fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
@@ -162,11 +179,20 @@ impl<'a> Model<'a> {
             plan.prompts.apply(settings)?;
             count_unpooled(settings, &source.tokenizer)?;
         }
+        identify_languages(plan, &mut source.settings)?;
         let (task, other_tasks) = task(plan, &source.settings)?;
         let head = unused_head(plan, &source)?;
         let runtime = (build.runtime)()?;
         progress.step();
         Ok(Self { build, source, runtime, task, other_tasks, head, warnings, reference: None })
+    }
+
+    /// The precision to begin with: the vectors in fastText models are small and stay exact.
+    fn precision(&self) -> Precision {
+        match self.source.architecture == fast_text::ARCHITECTURE {
+            true => Precision::Fp32,
+            false => self.build.plan.precision,
+        }
     }
 
     /// Writes a bundle, with the reason for its precision. Returns it with its quality shortfall, if any.
@@ -302,7 +328,11 @@ impl<'a> Model<'a> {
         let source = &self.source;
         let kind = match source.settings {
             _ if source.is_quantized => ModelKind::Export,
-            _ if source.architecture == static_embedding::ARCHITECTURE => ModelKind::Table,
+            _ if [static_embedding::ARCHITECTURE, fast_text::ARCHITECTURE]
+                .contains(&&*source.architecture) =>
+            {
+                ModelKind::Table
+            }
             TaskSettings::Seq2Seq(..) => ModelKind::Generator,
             TaskSettings::Encoder(_) => ModelKind::Encoder,
         };

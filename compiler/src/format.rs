@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{
     bergamot,
     config::ConfigFile,
-    encoder, export,
+    encoder, export, fast_text,
     keys::{self, Kind},
     plan::{Build, Plan},
     seq2seq,
@@ -22,6 +22,7 @@ use kivu::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Format {
     Bergamot,
+    FastText,
     StaticEmbedding,
     Gliner,
     Seq2Seq,
@@ -32,7 +33,7 @@ enum Format {
 /// Checks the keys in all model files; returns warnings about keys that the plan allows.
 pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
     let kind = match format(plan)? {
-        Format::Bergamot => return Ok(Vec::new()),
+        Format::Bergamot | Format::FastText => return Ok(Vec::new()),
         Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
         Format::Gliner => Kind::Gliner,
         Format::Seq2Seq => Kind::Seq2Seq,
@@ -53,6 +54,7 @@ pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
     }
     match format {
         Format::Bergamot => bergamot::open(build.plan),
+        Format::FastText => fast_text::open(build.plan),
         Format::StaticEmbedding => static_embedding::open(build.plan),
         Format::Gliner => encoder::open_gliner(build.plan),
         Format::Seq2Seq => seq2seq::open(build),
@@ -63,6 +65,9 @@ pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
 
 /// Detects the model format in the plan's folder.
 fn format(plan: &Plan) -> Result<Format> {
+    if plan.file.is_some() {
+        return Ok(Format::FastText);
+    }
     let (folder, transformer) = (&plan.folder, &plan.transformer()?);
     if bergamot::is_in(folder) {
         Ok(Format::Bergamot)
@@ -70,6 +75,8 @@ fn format(plan: &Plan) -> Result<Format> {
         Ok(Format::StaticEmbedding)
     } else if encoder::is_gliner(folder) {
         Ok(Format::Gliner)
+    } else if !transformer.join(ConfigFile::NAME).is_file() && fast_text::is_in(folder) {
+        Ok(Format::FastText)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         let found = match transformer.join(MANIFEST).is_file() {
             true => "a bundle; `kivu serve` serves it",
@@ -77,7 +84,7 @@ fn format(plan: &Plan) -> Result<Format> {
         };
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
-             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`), but found {found}",
+             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`, or a fastText model `….bin` or `….ftz`), but found {found}",
             transformer.display()
         )))
     } else if seq2seq::is_in(folder) {

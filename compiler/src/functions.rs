@@ -149,6 +149,31 @@ pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: 
     mean(graph, &rows, mask)
 }
 
+/// Products of a text's vector and each row of a matrix.
+pub(super) fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
+    graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
+}
+
+/// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
+/// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
+pub(super) fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
+    let (one, epsilon) = (graph.floats("one_float", &[], &[1.0]), graph.floats("epsilon", &[], &[1e-5]));
+    let right = graph.node("Sigmoid", &[products], vec![]);
+    let left = graph.node("Sub", &[&one, &right], vec![]);
+    let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
+    let steps = graph.node("Add", &[&steps, &epsilon], vec![]);
+    let steps = graph.node("Log", &[&steps], vec![]);
+    // The value for no step.
+    let pads = graph.integers("pads", &[0, 0, 0, 1]);
+    let steps = graph.node("Pad", &[&steps, &pads], vec![]);
+    let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);
+    let steps = graph.node("Reshape", &[&steps, shape], vec![]);
+    let axis = graph.integers("step_axis", &[2]);
+    let sum = graph.node("ReduceSum", &[&steps, &axis], vec![integer("keepdims", 0)]);
+    let probability = graph.node("Exp", &[&sum], vec![]);
+    graph.node("Min", &[&probability, &one], vec![])
+}
+
 fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     let one = graph.integers("one", &[1]);
     let mask = graph.cast(mask, data_type::FLOAT);

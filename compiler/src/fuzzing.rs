@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use crate::{
     Recipe, bergamot, byte_pairs,
     config::ConfigFile,
-    encoder, export, hub as hugging_face_hub, onnx, pickle,
+    encoder, export, fast_text, hub as hugging_face_hub, onnx, pickle,
     plan::Plan,
     seq2seq::{fairseq, generation, tokenizer_files},
     weights::Weights,
@@ -13,8 +13,9 @@ use crate::{
 use kivu::{backend, fuzzing::Reader, repository::manifest::Precision, tokenizer::Tokenizer};
 
 /// This crate's readers, with their folder names in `fuzz/corpus`.
-pub const READERS: [(&str, Reader); 8] = [
+pub const READERS: [(&str, Reader); 9] = [
     ("checkpoint", checkpoint),
+    ("fast_text", fast_text_model),
     ("graph", graph),
     ("hub", hub),
     ("recipe", recipe),
@@ -82,6 +83,19 @@ fn hub(bytes: &[u8]) {
 fn checkpoint(bytes: &[u8]) {
     drop(pickle::read(bytes));
     drop(pickle::tensors(bytes));
+}
+
+/// A fastText model, and its features in a text.
+fn fast_text_model(bytes: &[u8]) {
+    with_files(&[("model.ftz", bytes)], |folder| {
+        let Ok(source) = fast_text::open(&Plan { folder: folder.to_owned(), ..Plan::default() }) else {
+            return;
+        };
+        drop((source.graphs)(Precision::Fp32));
+        if let Ok(tokenizer) = Tokenizer::from_json(&source.tokenizer) {
+            drop(tokenizer.ids("The Zug 電車\n7"));
+        }
+    });
 }
 
 /// An ONNX graph: in memory, as an encoder and a decoder, and as an export.

@@ -30,6 +30,7 @@ pub mod cost;
 mod elsewhere;
 mod encoder;
 pub mod export;
+mod fast_text;
 pub mod fetch;
 mod files;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    fast_text::file::is_model,
     lora,
     module_list::has_pooling,
     recipe::{Prompts, QualityFloor, Recipe, Strategy},
@@ -25,7 +26,7 @@ use kivu::{
 /// What to build and where, and settings that override the source's.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// A recipe, a Hugging Face folder or an ONNX export.
+    /// A recipe, a Hugging Face folder, an ONNX export or a fastText model.
     pub source: PathBuf,
     /// The bundle's folder. An existing bundle is replaced when the new one is complete.
     pub out: PathBuf,
@@ -65,6 +66,8 @@ pub(super) struct Plan {
     /// The source package or folder, for the manifest.
     pub(super) from: String,
     pub(super) folder: PathBuf,
+    /// The fastText model to build, if its folder has others.
+    pub(super) file: Option<PathBuf>,
     /// Folder with an adapter to merge into the weights.
     pub(super) adapter: Option<PathBuf>,
     /// Folder with the weights, if `folder` has only an adapter and its modules.
@@ -78,6 +81,8 @@ pub(super) struct Plan {
     pub(super) tensors: TensorNames,
     pub(super) prompts: Prompts,
     pub(super) languages: Option<LanguagePair>,
+    /// Whether a classifier's labels are languages; by default the build decides.
+    pub(super) identifies_languages: Option<bool>,
     pub(super) precision: Precision,
     /// Whether the precision was requested. Otherwise, the build may choose a better one.
     pub(super) is_precision_fixed: bool,
@@ -143,7 +148,8 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     if is_recipe {
         return of_recipe(request, progress);
     }
-    if !source.is_dir() {
+    let is_file = is_model(source);
+    if !source.is_dir() && !is_file {
         return Err(Error::config(format!(
             "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
             if source.exists() { "another file" } else { "nothing" },
@@ -152,12 +158,17 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         )));
     }
     let folder = source.canonicalize().ok();
-    let from = folder.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let name = if is_file { Path::file_stem } else { Path::file_name };
+    let from = folder.as_deref().and_then(name).and_then(|name| name.to_str());
     let from = from.unwrap_or("model").to_owned();
     Ok(Plan {
         name: request.name.clone().unwrap_or_else(|| from.clone()),
         from,
-        folder: source.clone(),
+        folder: match source.parent() {
+            Some(parent) if is_file => parent.to_owned(),
+            _ => source.clone(),
+        },
+        file: is_file.then(|| source.clone()),
         task: request.task,
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
@@ -185,6 +196,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         name: request.name.clone().unwrap_or(recipe.name),
         from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
         folder,
+        file: None,
         adapter: source.adapter.map(|adapter| parent.join(adapter)),
         base: None,
         encoder: None,
@@ -194,6 +206,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         prompts: recipe.prompts,
         aliases: recipe.aliases,
         languages: recipe.languages,
+        identifies_languages: recipe.identifies_languages,
         precision: precision.unwrap_or_default(),
         is_precision_fixed: precision.is_some(),
         engine: request.engine,

@@ -45,6 +45,9 @@ pub struct Recipe {
     pub allow: Vec<String>,
     /// Languages for a translation model, if its files do not name them.
     pub languages: Option<LanguagePair>,
+    /// Whether a classifier's labels are languages, for `/detect` and translation; by default for fastText models whose
+    /// labels are language codes.
+    pub identifies_languages: Option<bool>,
     /// Quality floor.
     #[serde(default)]
     pub quality: QualityFloor,

@@ -27,7 +27,7 @@ macro_rules! recipe {
 }
 
 /// All recipes in `models/`, sorted by name.
-pub static RECIPES: [EmbeddedRecipe; 6] = [
+pub static RECIPES: [EmbeddedRecipe; 7] = [
     recipe!("minilm"),
     recipe!("rank"),
     recipe!(
@@ -36,6 +36,7 @@ pub static RECIPES: [EmbeddedRecipe; 6] = [
         "sentiment/adapter_model.safetensors",
         "sentiment/config.json"
     ),
+    recipe!("text-language"),
     recipe!("translate-en-pt"),
     recipe!("translate-pt-en"),
     recipe!("zero-shot"),

@@ -32,7 +32,22 @@ const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
 pub(super) const OF_TOKENIZER: &str = "model_max_length";
 /// Families that compute longer texts than their files declare.
-const UNLIMITED: [&str; 8] = ["gemma3_text", "gte", "modernbert", "mt5", "new", "nomic_bert", "qwen3", "t5"];
+const UNLIMITED: [&str; 14] = [
+    "eurobert",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gte",
+    "llama",
+    "mistral",
+    "modernbert",
+    "mt5",
+    "new",
+    "nomic_bert",
+    "qwen2",
+    "qwen3",
+    "t5",
+];
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
 /// A chat template, if `tokenizer_config.json` has none.
@@ -71,7 +86,7 @@ pub(super) fn embedding_settings(
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
     let dense = dense_settings(output, &modules)?;
-    let mut settings = text_settings(folder, Some(dense), max_tokens(folder, facts.max_positions)?)?;
+    let mut settings = text_settings(folder, Some(dense), max_tokens(folder, facts)?)?;
     settings.unpooled = (!modules.includes_prompt()).then(BTreeMap::new);
     Ok((settings, pooling.is_none().then_some(modules)))
 }
@@ -399,8 +414,9 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
     ConfigFile::open_or_empty(folder, TRANSFORMER[0])
 }
 
-/// Maximum number of tokens according to the files, or `positions` if that is less.
-pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
+/// Maximum number of tokens according to the files, or to the model's positions if that is less.
+pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
+    let Facts { max_positions: positions, longest, .. } = *facts;
     let transformer = transformer(folder)?;
     if transformer.is_set("do_lower_case")? {
         return Err(Error::model(
@@ -421,13 +437,13 @@ pub(super) fn max_tokens(folder: &Path, positions: usize) -> Result<usize> {
         return Err(Error::model(format!("expected a `{LENGTH}` of at least 2, but found {found}")));
     }
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
-    match requested.filter(|length| *length > positions) {
+    match requested.filter(|length| *length > longest) {
         // Longer texts fail in families with a position table.
         Some(found) if UNLIMITED.contains(&model.model_type()) => Err(Error::model(format!(
-            "expected a `{LENGTH}` of at most {positions}, the positions of the model, but found {found}; set it to \
-             {positions}"
+            "expected a `{LENGTH}` of at most {longest}, the positions of the model, but found {found}; set it to \
+             {longest}"
         ))),
-        _ => Ok(requested.unwrap_or(of_tokenizer).min(positions)),
+        _ => Ok(requested.map_or(of_tokenizer.min(positions), |length| length.min(longest))),
     }
 }
 
@@ -439,6 +455,11 @@ mod tests {
 
     use super::*;
 
+    fn max_tokens_of(folder: &Path) -> Result<usize> {
+        let facts = Facts { architecture: String::new(), hidden: 8, max_positions: 64, longest: 64 };
+        max_tokens(folder, &facts)
+    }
+
     #[test]
     fn lengths_beyond_the_positions_are_refused_where_no_table_limits_them() {
         let length = |model_type: &str, length: usize| {
@@ -448,9 +469,9 @@ mod tests {
             };
             write("config.json", json!({"model_type": model_type}));
             write("sentence_bert_config.json", json!({"max_seq_length": length}));
-            assert_eq!(max_tokens(folder.path(), 64).unwrap(), 64, "nothing reads it without a module list");
+            assert_eq!(max_tokens_of(folder.path()).unwrap(), 64, "nothing reads it without a module list");
             write("modules.json", json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]));
-            max_tokens(folder.path(), 64)
+            max_tokens_of(folder.path())
         };
         assert_eq!((length("bert", 32).unwrap(), length("bert", 80).unwrap()), (32, 64));
         assert_eq!(length("modernbert", 64).unwrap(), 64);
@@ -458,7 +479,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let text = json!({"model_max_length": length}).to_string();
             fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
-            max_tokens(folder.path(), 64)
+            max_tokens_of(folder.path())
         };
         assert_eq!(of_tokenizer(20).unwrap(), 20);
         let refusals = [length("modernbert", 80), length("bert", 1), of_tokenizer(1), of_tokenizer(-1)];

@@ -176,6 +176,7 @@ mod tests {
             template: None,
             query_prompt: None,
             padding: None,
+            identifies_languages: false,
         };
         task(&plan, &TaskSettings::Encoder(EncoderSettings::Classification(settings))).unwrap()
     }

@@ -142,7 +142,7 @@ pub(super) fn class(folder: &Path) -> Result<String> {
         "roberta" | "data2vec-text" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
         "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
-        "gemma3_text" => "GemmaTokenizer".to_owned(),
+        "gemma" | "gemma2" | "gemma3_text" => "GemmaTokenizer".to_owned(),
         _ => String::new(),
     }))
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::{
     distances::{DistanceTerms, HeadVectors, QUERIES},
     kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
-    math::{exp, largest, sum},
-    program::{Attention, AttentionWindow, DistanceBias},
+    math::{activate, exp, largest, sum},
+    program::{Activation, Attention, AttentionWindow, DistanceBias},
 };
 
 /// One head of one text. Other heads reuse the buffers.
@@ -27,10 +27,11 @@ pub(crate) struct Head {
     terms: DistanceTerms,
 }
 
-/// A head's scale, window and position bias.
+/// A head's scale, limit, window and position bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores<'a> {
     scale: f32,
+    cap: Option<f32>,
     window: AttentionWindow,
     bias: Bias<'a>,
 }
@@ -58,7 +59,7 @@ impl<'a> Scores<'a> {
             }
             DistanceBias::Vectors(vectors) => Bias::Vectors(HeadVectors::new(vectors, head)),
         };
-        Self { scale: attention.scale, window: attention.window, bias }
+        Self { scale: attention.scale, cap: attention.cap, window: attention.window, bias }
     }
 
     /// Applies position bias and window to a query's scores for the keys from `first_key` on.
@@ -190,6 +191,9 @@ fn score<K: Kernel>(
         kernel.product(size, Rows { values: queries, stride: size }, columns, &mut sums[..rows]);
         let queries = first_query..;
         for ((sums, scores), query) in sums.iter_mut().zip(scores.chunks_exact_mut(padded)).zip(queries) {
+            if let Some(cap) = settings.cap {
+                sums.iter_mut().for_each(|lanes| limit(kernel, cap, lanes));
+            }
             let sums = sums.as_flattened_mut();
             let count = (keys.len() - first).min(COLUMNS);
             if depends_on_positions {
@@ -199,6 +203,14 @@ fn score<K: Kernel>(
             scores[first..first + COLUMNS].copy_from_slice(sums);
         }
     }
+}
+
+/// Replaces scores by `cap × tanh(score / cap)`.
+#[inline(always)]
+fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
+    let shares = kernel.mul(kernel.load(scores), kernel.splat(1.0 / cap));
+    let limited = kernel.mul(activate(kernel, Activation::Tanh, shares), kernel.splat(cap));
+    kernel.store(limited, scores);
 }
 
 /// Replaces each score by `exp(score - largest)` and returns the sum's reciprocal.
@@ -251,8 +263,9 @@ mod tests {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
             for window in windows {
-                for bias in [Bias::None, Bias::Slope(0.25), Bias::Values(&values, 99)] {
-                    let settings = Scores { scale, window, bias };
+                let biases = [Bias::None, Bias::Slope(0.25), Bias::Values(&values, 99), Bias::None];
+                for (bias, cap) in biases.into_iter().zip([None, None, None, Some(3.0)]) {
+                    let settings = Scores { scale, cap, window, bias };
                     let expected = definition(&head, &settings);
                     for instructions in InstructionSet::available() {
                         let out = instructions.call(Call(&mut head, settings, length * size));
@@ -293,7 +306,12 @@ mod tests {
                     Bias::Values(values, center) => values[center + key - query],
                     Bias::Vectors(_) => unreachable!("its terms have a test of their own"),
                 };
-                (product * f64::from(settings.scale) + f64::from(bias)).exp()
+                let score = product * f64::from(settings.scale);
+                let score = settings.cap.map_or(score, |cap| {
+                    let cap = f64::from(cap);
+                    cap * (score / cap).tanh()
+                });
+                (score + f64::from(bias)).exp()
             };
             let weights: Vec<f64> = head.keys.chunks_exact(size).enumerate().map(weight).collect();
             let total: f64 = weights.iter().sum();

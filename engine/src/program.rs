@@ -252,6 +252,8 @@ pub struct Attention {
     pub key_heads: usize,
     /// Factor for query-key products.
     pub scale: f32,
+    /// Limit for scores, by a hyperbolic tangent.
+    pub cap: Option<f32>,
     /// Rotates queries and keys.
     pub rotary: Option<RotaryId>,
     /// Attention window.

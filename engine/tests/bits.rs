@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use kivu_engine::{
     kernel::{InstructionSet, LANES},
     program::*,
-    rotary::Rotary,
+    rotary::{Lengths, Rotary, Settings},
     run::{Scratch, Text, Token},
 };
 
@@ -54,6 +54,11 @@ fn linear(
     }
 }
 
+fn angles(amplitude: f32, lengths: Lengths) -> Settings {
+    let frequencies = (0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect();
+    Settings { frequencies, amplitude, lengths }
+}
+
 /// Embeddings, attention with rotary positions and a window, a blockwise gated layer, head normalization, residuals,
 /// and the poolings: mean with an fp32 layer, first and last token, and a layer's per-output maximum.
 fn program(activation: Activation) -> Program {
@@ -93,6 +98,7 @@ fn program(activation: Activation) -> Program {
         heads: HEADS,
         key_heads: HEADS,
         scale: 0.25,
+        cap: None,
         rotary: Some(0),
         window: AttentionWindow { before: 20, after: 20 },
         bias: DistanceBias::None,
@@ -119,7 +125,7 @@ fn program(activation: Activation) -> Program {
     let largest = Largest { input: 9, layer: linear(random, (WIDTH, WIDTH), None), out: 13 };
     Program {
         values: values.collect(),
-        rotaries: vec![Rotary::new((0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect())],
+        rotaries: vec![Rotary::new(angles(1.0, Lengths::Alike))],
         slots: widths.len(),
         stages: vec![
             stage(Per::Token, vec![], first, vec![0, 1]),
@@ -165,6 +171,7 @@ fn program_with_distances() -> Program {
         heads: HEADS,
         key_heads: HEADS,
         scale: 0.15,
+        cap: None,
         rotary: None,
         window: AttentionWindow::ALL,
         bias: DistanceBias::Vectors(vectors),
@@ -239,4 +246,36 @@ fn programs_with_distances_have_the_bits_that_were_recorded() {
         let found = hash(&program, instructions, [1, 150, 33], START);
         assert_eq!(found, RECORDED_DISTANCES, "{instructions}: {found:#018x}");
     }
+}
+
+/// On x86-64, by the reference in plain Rust.
+const RECORDED_LIMITS: u64 = 0xde46_7343_0865_70f9;
+
+/// Limited scores, and angles that depend on a text's length.
+#[test]
+fn programs_with_limits_have_the_bits_that_were_recorded() {
+    let frequencies =
+        angles(1.0, Lengths::Alike).frequencies.iter().map(|frequency| frequency / 3.0).collect();
+    let lengths =
+        [Lengths::Other { frequencies, positions: 40 }, Lengths::Growing { factor: 4.0, positions: 40 }];
+    let programs = lengths.map(|lengths| {
+        let mut program = program(Activation::Swish);
+        program.rotaries = vec![Rotary::new(angles(1.25, lengths))];
+        for stage in &mut program.stages {
+            if let Stage::Attention(attention) = stage {
+                attention.cap = Some(2.0);
+            }
+        }
+        program
+    });
+    let hashes = InstructionSet::available().map(|instructions| {
+        let hash = |sum, program| hash(program, instructions, [1, 70, 33], sum);
+        (instructions, programs.iter().fold(START, hash))
+    });
+    let hashes: Vec<_> = hashes.collect();
+    let [.., (_, portable)] = hashes[..] else { panic!("expected a portable kernel") };
+    for (instructions, found) in hashes {
+        assert_eq!(found, portable, "{instructions}");
+    }
+    assert_eq!(portable, RECORDED_LIMITS, "{portable:#018x}");
 }

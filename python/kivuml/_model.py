@@ -470,11 +470,7 @@ class Model:
         self, run: Any, texts: Any, parameters: dict[str, Any], truncate: Any, show_progress: bool, generation: Any
     ) -> Any:
         parameters = parameters | {"truncate": truncate, "generate_parameters": generation or None}
-
-        def best(batch: list[str], first: int, parameters: str) -> list[str]:
-            return [texts[0] if texts else "" for texts in run(batch, first, parameters)]
-
-        return self._each(best, texts, parameters, show_progress, _GENERATED)
+        return self._each(run, texts, parameters, show_progress, _GENERATED)
 
     aencode = _in_thread(encode)
     asparse = _in_thread(sparse)

@@ -4,7 +4,6 @@
 //! divides them into batches, and makes arrays from the bytes that this module returns.
 
 mod errors;
-mod load;
 mod model;
 mod run;
 mod texts;

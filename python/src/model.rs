@@ -6,30 +6,19 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use kivu::{
-    Deadline,
-    pipeline::{Input, embedding::EmbeddingPipeline, scores::descending, vectors::StoredVector},
-    task::{
-        classification::{ClassificationParameters, Scores, ZeroShotParameters},
-        embedding::EmbeddingParameters,
-        entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
-        ranking::RankingParameters,
-        read_parameters,
-        text_to_text::{TextGenerator, TextToTextParameters},
-        tokens::TokenParameters,
-    },
+use kivu::pipeline::vectors::StoredVector;
+use kivu_bindings::{
+    Source, Token, Weights, classify, describe, encode, entities, generate, multi_vectors, rank, sparse,
+    tokenize, translate, zero_shot,
 };
 use pyo3::{
     Bound, PyAny, PyResult, Python, pyclass, pymethods,
     types::{PyByteArray, PyDict, PyDictMethods, PyList},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value, json};
 
 use crate::{
     errors::{exception, named},
-    load::Source,
-    run::{wait, wait_for_thread},
+    run::{wait, wait_for_load},
     texts::{Batch, text_at},
 };
 
@@ -54,59 +43,20 @@ impl Opened {
     }
 }
 
-/// The labels with the highest scores.
-#[derive(Serialize)]
-struct Prediction<'a> {
-    label: &'a str,
-    score: f32,
-}
-
-/// A document's place and score.
-#[derive(Serialize)]
-struct Ranked {
-    index: usize,
-    score: f32,
-}
-
-/// How many results a ranking has.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Top {
-    top_k: Option<usize>,
-}
-
 #[pymethods]
 impl Model {
     /// Loads a model by name; the options are JSON.
     #[staticmethod]
     fn load(py: Python<'_>, name: String, options: &str) -> PyResult<Self> {
-        let source = Source { name, options: read(py, options)? };
-        let loading = source.clone();
-        let model = wait_for_thread(py, move || loading.load())?;
+        let source = Source::new(name, options).map_err(|error| exception(py, &error))?;
+        let model = wait_for_load(py, source.clone())?;
         Ok(Self { source, opened: Mutex::new(Some(Opened::new(model))) })
     }
 
     /// The model's name, task, limits and vectors, as JSON.
     fn description(&self, py: Python<'_>) -> PyResult<String> {
         let model = self.model(py)?;
-        let pipeline = model.pipeline.embedding();
-        let dimensions = pipeline.and_then(|pipeline| pipeline.dimensions(None).ok());
-        let prompts = pipeline.map(|pipeline| pipeline.settings().prompts.keys().collect::<Vec<_>>());
-        let prompt = |role: &str| pipeline.and_then(|pipeline| prompt_name(pipeline, role));
-        to_json(
-            py,
-            &json!({
-                "name": model.name,
-                "task": model.manifest.task.to_string(),
-                "max_tokens": model.pipeline.max_tokens(),
-                "dimensions": dimensions,
-                "labels": model.pipeline.labels(),
-                "prompts": prompts,
-                "query_prompt": prompt("query"),
-                "document_prompt": prompt("document"),
-                "digest": model.digest,
-            }),
-        )
+        describe(&model).map_err(|error| exception(py, &error))
     }
 
     /// Dense vectors: their bytes one after another, and how many values each has.
@@ -118,14 +68,8 @@ impl Model {
         parameters: &str,
     ) -> PyResult<(Bound<'py, PyByteArray>, usize)> {
         let model = self.model(py)?;
-        let parameters: EmbeddingParameters = read(py, parameters)?;
-        let embedder = model.embedder(&parameters).map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let vectors = wait(py, async move {
-            let found = embedder.run(texts.into_iter().map(Input::Text).collect(), Deadline::none()).await?;
-            let dense = found.vectors.into_iter().filter_map(|text| text.dense);
-            Ok(dense.map(|vector| embedder.conversion.convert(vector)).collect::<Vec<_>>())
-        })?;
+        let vectors = wait(py, encode(&model, parameters, texts))?;
         let values = vectors.first().map_or(0, |vector| match vector {
             StoredVector::Float(values) => values.len(),
             StoredVector::Int8(values) => values.len(),
@@ -144,15 +88,11 @@ impl Model {
         parameters: &str,
     ) -> PyResult<(Bound<'py, PyByteArray>, Vec<usize>, usize)> {
         let model = self.model(py)?;
-        let parameters: EmbeddingParameters = read(py, parameters)?;
-        let embedder = model.token_embedder(&parameters).map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let texts = texts.into_iter().map(Input::Text).collect();
-        let found = wait(py, async { embedder.run(texts, Deadline::none()).await })?;
-        let counts = found.vectors.iter().map(Vec::len).collect();
-        let rows: Vec<&[u8]> =
-            found.vectors.iter().flatten().map(|vector| bytemuck::cast_slice(vector)).collect();
-        let values = found.vectors.iter().flatten().next().map_or(0, Vec::len);
+        let vectors = wait(py, multi_vectors(&model, parameters, texts))?;
+        let counts = vectors.iter().map(Vec::len).collect();
+        let rows: Vec<&[u8]> = vectors.iter().flatten().map(|vector| bytemuck::cast_slice(vector)).collect();
+        let values = vectors.iter().flatten().next().map_or(0, Vec::len);
         Ok((joined(py, &rows)?, counts, values))
     }
 
@@ -165,23 +105,19 @@ impl Model {
         parameters: &str,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let model = self.model(py)?;
-        let parameters: EmbeddingParameters = read(py, parameters)?;
-        let embedder = model.embedder(&parameters).map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let texts = texts.into_iter().map(Input::Text).collect();
-        let found = wait(py, async { embedder.run(texts, Deadline::none()).await })?;
-        let weights = found.vectors.into_iter().filter_map(|text| text.sparse);
-        let of_text = |sparse: kivu::pipeline::sparse::SparseVector| {
+        let found = wait(py, sparse(&model, parameters, texts))?;
+        let of_text = |weights: Weights| {
             let dictionary = PyDict::new(py);
-            for (id, weight) in sparse.0 {
-                match embedder.word(id) {
-                    Some(word) => dictionary.set_item(word, weight)?,
-                    None => dictionary.set_item(id, weight)?,
+            for (token, weight) in weights {
+                match token {
+                    Token::Id(id) => dictionary.set_item(id, weight)?,
+                    Token::Word(word) => dictionary.set_item(word, weight)?,
                 }
             }
             Ok(dictionary)
         };
-        weights.map(of_text).collect()
+        found.into_iter().map(of_text).collect()
     }
 
     /// Labels with scores for each text, as JSON.
@@ -193,11 +129,8 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let parameters: ClassificationParameters = read(py, parameters)?;
-        let classifier = model.classifier(&parameters).map_err(|error| exception(py, &error))?;
         let inputs = Batch { texts, argument: "texts", first }.inputs()?;
-        let scores = wait(py, async { classifier.run(inputs, Deadline::none()).await })?;
-        to_json(py, &predictions(classifier.labels(), &scores, classifier.top))
+        wait(py, classify(&model, parameters, inputs))
     }
 
     /// The requested labels with scores for each text, as JSON.
@@ -209,11 +142,8 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let parameters: ZeroShotParameters = read(py, parameters)?;
-        let classifier = model.zero_shot_classifier(&parameters).map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let scores = wait(py, async { classifier.run(&texts, Deadline::none()).await })?;
-        to_json(py, &predictions(classifier.labels(), &scores, None))
+        wait(py, zero_shot(&model, parameters, texts))
     }
 
     /// Entities for each text, as JSON. With labels, the model must take labels.
@@ -225,18 +155,8 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let fields: Map<String, Value> = map(py, parameters)?;
-        let finder = if fields.contains_key("labels") {
-            let parameters: ZeroShotEntitiesParameters = read(py, parameters)?;
-            model.labelled_entity_finder(&parameters)
-        } else {
-            let parameters: TokenClassificationParameters = read(py, parameters)?;
-            model.entity_finder(&parameters)
-        };
-        let finder = finder.map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let found = wait(py, async { finder.run(texts, Deadline::none()).await })?;
-        to_json(py, &found.texts)
+        wait(py, entities(&model, parameters, texts))
     }
 
     /// Indexes with scores, the highest first, as JSON.
@@ -248,45 +168,35 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let Top { top_k } = read(py, parameters)?;
-        if top_k == Some(0) {
-            return Err(named(py, "InvalidError", "expected `top_k` above 0, but found 0".to_owned()));
-        }
-        let parameters: RankingParameters = read(py, parameters)?;
-        let ranker = model.ranker(&parameters).map_err(|error| exception(py, &error))?;
         let query = text_at(query, || "query".to_owned())?;
         let documents = Batch { texts: documents, argument: "documents", first: 0 }.texts()?;
-        let (scores, _) = wait(py, async { ranker.run(query, documents, Deadline::none()).await })?;
-        let order = descending(&scores).into_iter().take(top_k.unwrap_or(usize::MAX));
-        let ranks: Vec<_> = order.map(|index| Ranked { index, score: scores[index] }).collect();
-        to_json(py, &ranks)
+        wait(py, rank(&model, parameters, query, documents))
     }
 
-    /// Translations for each text, the best first.
+    /// A translation for each text.
     fn translate(
         &self,
         py: Python<'_>,
         texts: &Bound<'_, PyList>,
         first: usize,
         parameters: &str,
-    ) -> PyResult<Vec<Vec<String>>> {
+    ) -> PyResult<Vec<String>> {
         let model = self.model(py)?;
-        let generator = model.translator(read(py, parameters)?).map_err(|error| exception(py, &error))?;
-        generated(py, &generator, Batch { texts, argument: "texts", first }.texts()?)
+        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        wait(py, translate(&model, parameters, texts))
     }
 
-    /// Generated texts for each text, the best first.
+    /// A generated text for each text.
     fn generate(
         &self,
         py: Python<'_>,
         texts: &Bound<'_, PyList>,
         first: usize,
         parameters: &str,
-    ) -> PyResult<Vec<Vec<String>>> {
+    ) -> PyResult<Vec<String>> {
         let model = self.model(py)?;
-        let parameters: TextToTextParameters = read(py, parameters)?;
-        let generator = model.text_generator(parameters).map_err(|error| exception(py, &error))?;
-        generated(py, &generator, Batch { texts, argument: "texts", first }.texts()?)
+        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        wait(py, generate(&model, parameters, texts))
     }
 
     /// Tokens of each text, as JSON.
@@ -298,11 +208,8 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let parameters: TokenParameters = read(py, parameters)?;
-        let reader = model.token_reader(parameters).map_err(|error| exception(py, &error))?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
-        let tokens = wait(py, async { reader.run(texts, Deadline::none()).await })?;
-        to_json(py, &tokens)
+        wait(py, tokenize(&model, parameters, texts))
     }
 
     /// Frees the model once its calls end.
@@ -322,15 +229,14 @@ impl Model {
         let found = self.opened().clone();
         let Some(found) = found else {
             let message =
-                format!("expected an open model, but `{}` is closed; load it again", self.source.name);
+                format!("expected an open model, but `{}` is closed; load it again", self.source.name());
             return Err(named(py, "ClosedError", message));
         };
         if found.process == process::id() {
             return Ok(found.model);
         }
         let _parents = ManuallyDrop::new(found);
-        let source = self.source.clone();
-        let model = Opened::new(wait_for_thread(py, move || source.load())?);
+        let model = Opened::new(wait_for_load(py, self.source.clone())?);
         // Another thread may have done the same.
         let before = self.opened().replace(model.clone());
         leave(before);
@@ -353,24 +259,6 @@ fn leave(opened: Option<Opened>) {
     }
 }
 
-fn generated(py: Python<'_>, generator: &TextGenerator, texts: Vec<String>) -> PyResult<Vec<Vec<String>>> {
-    let found = wait(py, async { generator.run(texts, Deadline::none()).await })?;
-    Ok(found.texts.into_iter().map(|texts| texts.into_iter().map(|text| text.text).collect()).collect())
-}
-
-fn predictions<'a>(labels: &'a [String], scores: &Scores, top: Option<usize>) -> Vec<Vec<Prediction<'a>>> {
-    let of_text = |row: &Vec<f32>| {
-        let best = descending(row).into_iter().take(top.unwrap_or(usize::MAX));
-        best.map(|label| Prediction { label: &labels[label], score: row[label] }).collect()
-    };
-    scores.rows.iter().map(of_text).collect()
-}
-
-/// The model's prompt for a role, if it has one.
-fn prompt_name(pipeline: &EmbeddingPipeline, role: &str) -> Option<String> {
-    pipeline.prompt_name(role).ok().flatten().map(str::to_owned)
-}
-
 fn bytes_of(vector: &StoredVector) -> &[u8] {
     match vector {
         StoredVector::Float(values) => bytemuck::cast_slice(values),
@@ -390,18 +278,4 @@ fn joined<'py>(py: Python<'py>, rows: &[&[u8]]) -> PyResult<Bound<'py, PyByteArr
         }
         Ok(())
     })
-}
-
-fn map(py: Python<'_>, parameters: &str) -> PyResult<Map<String, Value>> {
-    serde_json::from_str(parameters).map_err(|error| named(py, "InvalidError", error.to_string()))
-}
-
-/// Reads parameters from JSON; errors name the parameter.
-fn read<T: DeserializeOwned>(py: Python<'_>, parameters: &str) -> PyResult<T> {
-    read_parameters(map(py, parameters)?).map_err(|error| exception(py, &error))
-}
-
-fn to_json(py: Python<'_>, value: &impl Serialize) -> PyResult<String> {
-    let failed = |error| kivu::Error::inference_because("cannot write the results", error);
-    serde_json::to_string(value).map_err(|error| exception(py, &failed(error)))
 }

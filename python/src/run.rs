@@ -11,22 +11,18 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
-        mpsc,
     },
-    thread,
     time::Duration,
 };
 
-use kivu::Error;
-use pyo3::{PyErr, PyResult, Python};
-use tokio::runtime::{Builder, Runtime};
+use kivu_bindings::{Source, on_thread};
+use pyo3::{PyResult, Python};
+use tokio::runtime::Runtime;
 
 use crate::errors::{exception, named};
 
 /// How often signals are looked for.
 const POLL: Duration = Duration::from_millis(50);
-/// The stack of a thread that loads a model, as a program's main thread has it.
-const STACK_BYTES: usize = 8 * 1024 * 1024;
 
 /// Calls in progress.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -66,7 +62,8 @@ fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
     let is_forked = started.as_ref().is_some_and(|started| started.process != process::id());
     if started.is_none() || is_forked {
         let is_usable = !is_forked || CALLS.load(Ordering::SeqCst) == 0;
-        let runtime = is_usable.then(|| start(py)).transpose()?;
+        let runtime = is_usable.then(kivu_bindings::runtime).transpose();
+        let runtime = runtime.map_err(|error| exception(py, &error))?.map(Arc::new);
         // Dropping a parent's runtime would wait for its threads.
         let _parents = ManuallyDrop::new(started.replace(Started { process: process::id(), runtime }));
     }
@@ -76,13 +73,6 @@ fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
                        first call, or start processes with the method `spawn` or `forkserver`";
         named(py, "ForkError", message.to_owned())
     })
-}
-
-fn start(py: Python<'_>) -> PyResult<Arc<Runtime>> {
-    // Models have their own threads; these wait for them, and tokenize long texts.
-    let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("kivu").enable_all().build();
-    let failed = Error::io("cannot start the threads that wait for models");
-    runtime.map(Arc::new).map_err(|error| exception(py, &failed(error)))
 }
 
 /// Waits for a model's results. An exception from a signal handler, such as `KeyboardInterrupt`, ends the wait and
@@ -106,32 +96,14 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// Waits for work that blocks, on a thread of its own. It goes on after an exception from a signal handler.
-pub(crate) fn wait_for_thread<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce() -> kivu::Result<T> + Send + 'static,
-) -> PyResult<T> {
+/// Waits for a model that is loaded on a thread of its own. Loading goes on after an exception from a signal handler.
+pub(crate) fn wait_for_load(py: Python<'_>, source: Source) -> PyResult<kivu::Model> {
     // Refuses children that were forked during a call.
     runtime(py)?;
-    let (done, mut outcome) = mpsc::channel();
     let call = Call::begin();
-    let started =
-        thread::Builder::new().name("kivu-load".to_owned()).stack_size(STACK_BYTES).spawn(move || {
-            let _call = call;
-            let _ = done.send(work());
-        });
-    started.map_err(|error| exception(py, &Error::io("cannot start a thread")(error)))?;
-    loop {
-        let received;
-        (received, outcome) = py.detach(move || (outcome.recv_timeout(POLL), outcome));
-        match received {
-            Ok(result) => return result.map_err(|error| exception(py, &error)),
-            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(panicked(py)),
-        }
-    }
-}
-
-fn panicked(py: Python<'_>) -> PyErr {
-    exception(py, &Error::inference("the model could not be loaded: its loader panicked"))
+    let load = move || {
+        let _call = call;
+        source.load()
+    };
+    wait(py, on_thread(load))
 }

@@ -1,6 +1,7 @@
 //! Python strings as texts.
 
 use kivu::pipeline::Input;
+use kivu_bindings::{check, half_a_pair, no_pair};
 use pyo3::{
     Bound, PyAny, PyErr, PyResult,
     exceptions::PyTypeError,
@@ -10,7 +11,7 @@ use pyo3::{
     },
 };
 
-use crate::errors::named;
+use crate::errors::exception;
 
 /// A batch of texts among more of them.
 pub(crate) struct Batch<'a, 'py> {
@@ -35,12 +36,7 @@ impl Batch<'_, '_> {
                 return text_at(&value, || self.place(index)).map(Input::Text);
             };
             if pair.len() != 2 {
-                let message = format!(
-                    "expected a text or a pair in `{}`, but found {} texts",
-                    self.place(index),
-                    pair.len()
-                );
-                return Err(named(value.py(), "InvalidError", message));
+                return Err(exception(value.py(), &no_pair(&self.place(index), pair.len())));
             }
             let part =
                 |part: usize| text_at(&pair.get_item(part)?, || format!("{}[{part}]", self.place(index)));
@@ -57,15 +53,8 @@ impl Batch<'_, '_> {
 /// A text that is not empty.
 pub(crate) fn text_at(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
     let Ok(text) = value.cast::<PyString>() else { return Err(wrong_type(value, &place())) };
-    let text = text.to_str().map_err(|_| {
-        let message = format!("expected Unicode text in `{}`, but found half of a surrogate pair", place());
-        named(value.py(), "InvalidError", message)
-    })?;
-    if text.is_empty() {
-        let message = format!("expected a text in `{}`, but found an empty one", place());
-        return Err(named(value.py(), "InvalidError", message));
-    }
-    Ok(text.to_owned())
+    let text = text.to_str().map_err(|_| exception(value.py(), &half_a_pair(&place())))?;
+    check(text.to_owned(), place).map_err(|error| exception(value.py(), &error))
 }
 
 fn wrong_type(value: &Bound<'_, PyAny>, place: &str) -> PyErr {

@@ -185,6 +185,7 @@ pub(super) fn models() -> Result<Vec<Model>> {
             template: None,
             query_prompt: None,
             padding: None,
+            identifies_languages: true,
         };
         let backend: Arc<dyn Backend> = Arc::new(scripted(&[-1, labels.len() as i64]));
         ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)

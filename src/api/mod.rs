@@ -9,6 +9,7 @@ mod body_memory;
 mod classification;
 mod cohere;
 mod content_encoding;
+mod detection;
 mod dialect;
 mod embedding;
 mod fetch;

@@ -1,29 +1,43 @@
 //! Translation: `POST /translate`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{inputs, rejection::Reply, request::Context, response::with_usage};
+use super::{
+    detection::{self, DetectedLanguage, identify},
+    inputs,
+    rejection::Reply,
+    request::Context,
+    response::with_usage,
+};
 use crate::{
-    error::{Error, Result, quoted},
+    error::{Error, Result, at_text, quoted},
     json::{Content, flattened},
     json_schemas::{Object, Texts},
     model::{Entry, Model, Pipeline},
     pipeline::{
-        Task,
-        seq2seq::{Directions, GeneratedText, GeneratedTexts, RequestedLanguages, Seq2SeqPipeline, Split},
+        Task, Usage,
+        seq2seq::{
+            Directions, GeneratedText, GeneratedTexts, LanguagePair, ListedLanguage, RequestedLanguages,
+            Seq2SeqPipeline, Split,
+        },
     },
     repository::TaskSettings,
     task::text_to_text::TextToTextParameters,
 };
 
-/// Texts to translate, in Kivu's own form. Languages are the model's own names, codes or English names.
+/// Texts to translate, in Kivu's own form. Languages are the model's own names, codes or English names. A source language
+/// that is not named is identified, if a served model identifies languages.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
     /// Model name; the default is the first model that translates between the languages.
@@ -34,6 +48,7 @@ pub(super) struct TranslateRequest {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct TranslateResponse<'a> {
+    /// The first text's model.
     model: &'a str,
     translations: Vec<TranslatedText<'a>>,
     #[schemars(with = "Object")]
@@ -44,6 +59,9 @@ pub(super) struct TranslateResponse<'a> {
 #[derive(Serialize, JsonSchema)]
 struct TranslatedText<'a> {
     text: &'a str,
+    /// Only if models differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
     src_lang: &'a str,
     tgt_lang: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,18 +81,147 @@ struct Alternative<'a> {
 pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let mut parameters = body.parameters;
-    let (model, pipeline) = choose(context, body.model.as_deref(), parameters.languages()).await?;
     parameters.split = parameters.split.or(Some(Split::Sentences));
-    let translations = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
-    Ok(with_usage(context, &response(model, &translations), &translations.usage))
+    let model = body.model.as_deref();
+    let sources = possible_sources(context, model, parameters.languages()).await?;
+    // Without a target language, the first model decides.
+    let is_open = sources.len() > 1 && (parameters.tgt_lang.is_some() || model.is_some());
+    let translations = match is_open && detection::is_available(&context.app) {
+        true => translate_identified(context, model, parameters, texts, &sources).await?,
+        false => translate_texts(context, model, parameters, texts).await?,
+    };
+    Ok(with_usage(context, &response(&translations), &translations.usage))
 }
 
-fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> TranslateResponse<'a> {
-    let GeneratedTexts { texts, pairs, usage } = translations;
-    let texts = texts.iter().zip(pairs).enumerate().map(|(index, (texts, pair))| {
+/// Translated texts, which may be in several languages.
+pub(super) struct Translations<'a> {
+    /// For each text, the best translation first.
+    pub(super) texts: Vec<Vec<GeneratedText>>,
+    pub(super) pairs: Vec<LanguagePair>,
+    /// The model for each text.
+    models: Vec<&'a str>,
+    /// The language of each text, if the request named none; `None` for blank texts.
+    pub(super) identified: Option<Vec<Option<DetectedLanguage>>>,
+    pub(super) usage: Usage,
+}
+
+/// The languages of texts in a request that does not name one; empty if it does.
+pub(super) async fn possible_sources(
+    context: &Context,
+    model: Option<&str>,
+    wanted: RequestedLanguages<'_>,
+) -> Result<BTreeSet<ListedLanguage>> {
+    if wanted.source.is_some() {
+        return Ok(BTreeSet::new());
+    }
+    let models = match model {
+        Some(name) => vec![context.entry(Some(name)).await?],
+        None => context.app.models().to_vec(),
+    };
+    let all = models.iter().filter_map(|model| model.directions());
+    Ok(all.filter(|directions| directions.has(wanted)).flat_map(|directions| directions.listed().0).collect())
+}
+
+/// Translates texts in one language with one model.
+pub(super) async fn translate_texts<'a>(
+    context: &'a Context,
+    model: Option<&str>,
+    parameters: TextToTextParameters,
+    texts: Vec<String>,
+) -> Result<Translations<'a>> {
+    let (model, pipeline) = choose(context, model, parameters.languages()).await?;
+    let found = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
+    let GeneratedTexts { texts, pairs, usage } = found;
+    Ok(Translations { models: vec![&model.name; texts.len()], texts, pairs, identified: None, usage })
+}
+
+/// Identifies the language of each text, and translates the texts in each language with the first model that can. Blank
+/// texts have no language, and are translated as if they were in the first of `sources`.
+pub(super) async fn translate_identified<'a>(
+    context: &'a Context,
+    model: Option<&str>,
+    parameters: TextToTextParameters,
+    texts: Vec<String>,
+    sources: &BTreeSet<ListedLanguage>,
+) -> Result<Translations<'a>> {
+    let count = texts.len();
+    let is_blank: Vec<bool> = texts.iter().map(|text| text.trim().is_empty()).collect();
+    let with_letters = texts.iter().zip(&is_blank).filter(|(_, is_blank)| !**is_blank);
+    let with_letters: Vec<String> = with_letters.map(|(text, _)| text.clone()).collect();
+    let (found, mut usage) = match with_letters.is_empty() {
+        true => Default::default(),
+        false => identify(context, with_letters).await?,
+    };
+    let mut found = found.into_iter().map(|languages| languages.into_iter().next());
+    let identified: Vec<Option<DetectedLanguage>> =
+        is_blank.iter().map(|is_blank| if *is_blank { None } else { found.next().flatten() }).collect();
+    let default = sources.first().map_or("", |language| &language.code);
+    let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (place, language) in identified.iter().enumerate() {
+        groups
+            .entry(language.as_ref().map_or(default, |language| &language.language))
+            .or_default()
+            .push(place);
+    }
+    let mut texts: Vec<Option<String>> = texts.into_iter().map(Some).collect();
+    let mut translated: Vec<Option<(Vec<GeneratedText>, LanguagePair, &str)>> = vec![None; count];
+    let mut truncated = Vec::new();
+    for (code, places) in &groups {
+        let parameters = TextToTextParameters { src_lang: Some((*code).to_owned()), ..parameters.clone() };
+        let own = places.iter().filter_map(|place| texts[*place].take()).collect();
+        let found = translate_texts(context, model, parameters, own).await;
+        let found = found.map_err(|error| match &identified[places[0]] {
+            Some(language) => untranslatable(error, language, places[0], count),
+            None => error,
+        })?;
+        truncated.extend(found.usage.truncated.iter().filter_map(|place| places.get(*place)));
+        usage = found.usage.after(&usage);
+        let rows = found.texts.into_iter().zip(found.pairs).zip(found.models);
+        for (place, ((texts, pair), model)) in places.iter().zip(rows) {
+            translated[*place] = Some((texts, pair, model));
+        }
+    }
+    truncated.sort_unstable();
+    let mut all = Translations {
+        texts: Vec::with_capacity(count),
+        pairs: Vec::with_capacity(count),
+        models: Vec::with_capacity(count),
+        identified: Some(identified),
+        usage: Usage { truncated, ..usage },
+    };
+    for (texts, pair, model) in translated.into_iter().flatten() {
+        all.texts.push(texts);
+        all.pairs.push(pair);
+        all.models.push(model);
+    }
+    Ok(all)
+}
+
+/// The error for a text in a language that is not translated to the target.
+fn untranslatable(error: Error, language: &DetectedLanguage, place: usize, count: usize) -> Error {
+    let DetectedLanguage { confidence, language } = language;
+    match error {
+        Error::Invalid { message } => at_text(
+            Error::invalid(format!(
+                "expected a text in a language that can be translated, but found `{language}` ({confidence} % sure); name \
+                 the language in `src_lang` if it is another: {message}"
+            )),
+            place,
+            count,
+        ),
+        other => other,
+    }
+}
+
+fn response<'a>(translations: &'a Translations<'a>) -> TranslateResponse<'a> {
+    let Translations { texts, pairs, models, usage, .. } = translations;
+    let first = models.first().copied().unwrap_or_default();
+    let is_same = models.iter().all(|model| *model == first);
+    let texts = texts.iter().zip(pairs).zip(models).enumerate().map(|(index, ((texts, pair), model))| {
         let alternative = |other: &'a GeneratedText| Alternative { text: &other.text, score: other.score };
         TranslatedText {
             text: texts.first().map_or("", |best| &best.text),
+            model: (!is_same).then_some(*model),
             src_lang: &pair.source,
             tgt_lang: &pair.target,
             score: texts.first().and_then(|best| best.score),
@@ -83,14 +230,14 @@ fn response<'a>(model: &'a Model, translations: &'a GeneratedTexts) -> Translate
         }
     });
     TranslateResponse {
-        model: &model.name,
+        model: first,
         translations: texts.collect(),
         usage: json!({ "input_tokens": usage.tokens, "output_tokens": usage.generated }),
     }
 }
 
 /// Looks up a model; without a name, the first that translates between the languages.
-pub(super) async fn choose<'a>(
+async fn choose<'a>(
     context: &'a Context,
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,

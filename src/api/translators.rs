@@ -15,11 +15,13 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
-    body, inputs,
+    body,
+    detection::{self, DetectedLanguage},
+    inputs,
     rejection::Reply,
     request::{Context, Submitted, from_value},
     response::{OneOrMany, with_backend, with_usage},
-    translation::{choose, translate_own},
+    translation::{Translations, possible_sources, translate_identified, translate_own, translate_texts},
 };
 use crate::{
     error::{Error, Result, quoted},
@@ -27,7 +29,7 @@ use crate::{
     json_schemas::{Digit, Texts},
     pipeline::{
         generation::GenerationOptions,
-        seq2seq::{GeneratedText, GeneratedTexts, ListedLanguage, RequestedLanguages, Split},
+        seq2seq::{GeneratedText, LanguagePair, ListedLanguage, RequestedLanguages, Split},
     },
     task::text_to_text::TextToTextParameters,
 };
@@ -35,13 +37,15 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `q`")]
 pub(super) struct LibreTranslateRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     q: Content,
-    /// The source language; `auto` if all models for the target have the same.
+    /// The source language; `auto` if a served model identifies languages, or all models for the target have the same.
     source: Option<String>,
     /// The target language.
     #[schemars(required)]
     target: Option<String>,
+    /// `text`, the default; HTML is refused.
     #[schemars(extend("enum" = ["text", null]))]
     format: Option<String>,
     /// Number of alternative translations per text.
@@ -52,9 +56,11 @@ pub(super) struct LibreTranslateRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text`")]
 pub(super) struct DeepLRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     text: Content,
-    /// The source language; may be missing if all models for the target have the same.
+    /// The source language; may be missing if a served model identifies languages, or all models for the target have the
+    /// same.
     source_lang: Option<String>,
     /// The target language.
     #[schemars(required)]
@@ -79,6 +85,9 @@ pub(super) struct LibreTranslateResponse {
     translated_text: OneOrMany<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     alternatives: Option<OneOrMany<Vec<String>>>,
+    /// For texts whose language was identified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detected_language: Option<OneOrMany<DetectedLanguage>>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -119,29 +128,6 @@ struct LanguageRequest {
 }
 
 impl LanguageRequest {
-    /// A source language is required if texts in several languages can be translated to the target.
-    fn check(&self, app: &App) -> Result<()> {
-        let (source, target) = (self.source.as_deref(), self.target.as_deref());
-        let [source_field, target_field] = self.fields;
-        if target.is_none() {
-            return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
-        }
-        let models = app.models();
-        let all = models.iter().filter_map(|model| model.directions());
-        let with_target = all.filter(|directions| directions.has(RequestedLanguages { source, target }));
-        let sources: BTreeSet<_> = with_target.flat_map(|directions| directions.listed().0).collect();
-        if source.is_none() && sources.len() > 1 {
-            let codes: Vec<_> = sources.iter().take(8).map(|language| &language.code).collect();
-            return Err(Error::invalid(format!(
-                "expected the language of the texts in `{source_field}`, since languages are not detected, but found \
-                 none; there are {} of them, such as {}",
-                sources.len(),
-                quoted(&codes)
-            )));
-        }
-        Ok(())
-    }
-
     /// Renames fields in an error to this API's names.
     fn rename(&self, error: Error) -> Error {
         match error {
@@ -153,17 +139,20 @@ impl LanguageRequest {
         }
     }
 
-    async fn translate(
+    /// Translates texts; their language is identified if texts in several languages can be translated to the target.
+    async fn translate<'a>(
         &self,
-        context: &Context,
+        context: &'a Context,
         texts: Vec<String>,
         split: Split,
         generation: GenerationOptions,
-    ) -> Result<GeneratedTexts> {
-        self.check(&context.app)?;
+    ) -> Result<Translations<'a>> {
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
-        let chosen = choose(context, None, RequestedLanguages { source, target }).await;
-        let (_, pipeline) = chosen.map_err(|error| self.rename(error))?;
+        let [source_field, target_field] = self.fields;
+        if target.is_none() {
+            return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
+        }
+        let sources = possible_sources(context, None, RequestedLanguages { source, target }).await?;
         let parameters = TextToTextParameters {
             src_lang: self.source.clone(),
             tgt_lang: self.target.clone(),
@@ -171,7 +160,19 @@ impl LanguageRequest {
             generate_parameters: Some(generation),
             ..TextToTextParameters::default()
         };
-        let found = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await;
+        let found = match (sources.len() > 1, detection::is_available(&context.app)) {
+            (false, _) => translate_texts(context, None, parameters, texts).await,
+            (true, true) => translate_identified(context, None, parameters, texts, &sources).await,
+            (true, false) => {
+                let codes: Vec<_> = sources.iter().take(8).map(|language| &language.code).collect();
+                Err(Error::invalid(format!(
+                    "expected the language of the texts in `{source_field}`, since no served model identifies languages, but \
+                     found none; there are {} of them, such as {}",
+                    sources.len(),
+                    quoted(&codes)
+                )))
+            }
+        };
         found.map_err(|error| self.rename(error))
     }
 }
@@ -217,6 +218,15 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     };
     let mut answer =
         json!({ "translatedText": of_rank(|ranks| json!(ranks.first().map(|best| &best.text))) });
+    if let Some(languages) = &found.identified {
+        let language = |(language, pair): (&Option<DetectedLanguage>, &LanguagePair)| {
+            let none =
+                || DetectedLanguage { confidence: 0.0, language: ListedLanguage::new(&pair.source).code };
+            language.clone().unwrap_or_else(none)
+        };
+        let languages = languages.iter().zip(&found.pairs).map(language).collect();
+        answer["detectedLanguage"] = json!(OneOrMany::<DetectedLanguage>::new(languages, is_single));
+    }
     if count > 0 {
         answer["alternatives"] =
             of_rank(|ranks| ranks.into_iter().skip(1).map(|other| Value::from(other.text)).collect());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, Granularity, Logits, NamedOutput},
+    encoder::{Encoder, Granularity, Logits, NamedOutput, Vectors},
     encoding::{EncodingOptions, Input},
     pair_template::PairTemplate,
     scores::ScoreFunction,
@@ -37,6 +37,9 @@ pub struct ClassificationSettings {
     /// A decoder's padding token, dropped at the end of texts since the last token is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<u32>,
+    /// Whether the labels are languages, as their codes: `/detect` and translation use the first such model.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub identifies_languages: bool,
 }
 
 /// A model that scores labels.
@@ -57,7 +60,7 @@ impl ClassificationPipeline {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
+        let output = vec![NamedOutput { name, width, vectors: Vectors::PerText }];
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
             .without_trailing(settings.padding);

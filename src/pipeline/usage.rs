@@ -21,7 +21,7 @@ pub struct Usage {
 
 impl Usage {
     /// Adds up two runs, one after the other. Truncated texts come from this one.
-    pub(super) fn after(self, first: &Self) -> Self {
+    pub(crate) fn after(self, first: &Self) -> Self {
         Self {
             tokens: self.tokens + first.tokens,
             generated: self.generated + first.generated,

@@ -6,12 +6,15 @@ use crate::backend::{Engine, native, processor::Int8Instructions};
 /// Architecture name for static embeddings in manifests.
 pub const STATIC_EMBEDDING: &str = "StaticEmbedding";
 
+/// Architecture name for fastText's classifiers in manifests.
+pub const FAST_TEXT: &str = "fastText";
+
 /// Model kinds that store their weights differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelKind {
     /// A transformer encoder, or a decoder without generation.
     Encoder,
-    /// Static embeddings: a vector per token.
+    /// Static embeddings and fastText's classifiers: a vector per token.
     Table,
     /// A model that generates texts.
     Generator,
@@ -62,7 +65,7 @@ impl WeightForm {
     pub fn of(manifest: &Manifest) -> Self {
         let kind = if manifest.seq2seq.is_some() {
             ModelKind::Generator
-        } else if manifest.source.architecture == STATIC_EMBEDDING {
+        } else if [STATIC_EMBEDDING, FAST_TEXT].contains(&manifest.source.architecture.as_str()) {
             ModelKind::Table
         } else {
             ModelKind::Encoder

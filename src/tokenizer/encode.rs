@@ -152,6 +152,11 @@ impl Tokenizer {
     /// Encodes a text pair, special tokens included, into at most `limit` tokens. An empty second text
     /// keeps its separator.
     pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
+        if !self.reads_pairs() {
+            return Err(Error::invalid(
+                "expected a text, but found a pair of texts, which the model does not read; join them",
+            ));
+        }
         let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
         // As in the crate; most post-processors set their own types.

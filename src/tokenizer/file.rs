@@ -18,7 +18,11 @@ use tokenizers::{
     models::{ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece},
 };
 
-use super::{patterns, vocabulary::Vocabulary};
+use super::{
+    fast_text::{self, FastText},
+    patterns,
+    vocabulary::Vocabulary,
+};
 use crate::error::{Error, Result};
 
 /// The crate's tokenizer, with one of our models or its own.
@@ -108,7 +112,11 @@ fn has_complete_maps(settings: &Value) -> bool {
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
     check_prefixes(json)?;
     match parse::<TypedModel>(json) {
-        Ok(file) => file.assemble(|model| Vocabulary::Standard(model.0)),
+        Ok(file) if matches!(file.model.0, Vocabulary::FastText(_)) && file.has_parts() => {
+            Err(unreadable("expected only a model for fastText's features, but found other parts"))
+        }
+        Ok(file) => file.assemble(|model| model.0),
+        Err(error) if is_fast_text(json) => Err(error),
         // In files from older crate versions the type is not first, or missing.
         Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Standard),
     }
@@ -128,12 +136,29 @@ pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
 /// Compiles a `tokenizer.json` to: the length of the JSON without the model, that JSON, the model. `None`
 /// for unsupported models.
 pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
+    if is_fast_text(json) {
+        return Ok(None);
+    }
     check_prefixes(json)?;
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
     let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };
     let rest = serde_json::to_vec(&file).map_err(unreadable)?;
     Ok(Some([&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat()))
+}
+
+/// Whether a file's model finds fastText's features, which the crate does not know.
+fn is_fast_text(json: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct File<'a> {
+        #[serde(borrow)]
+        model: Model<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Model<'a> {
+        r#type: &'a str,
+    }
+    serde_json::from_slice::<File<'_>>(json).is_ok_and(|file| file.model.r#type == fast_text::TYPE)
 }
 
 /// Refuses byte pairs without their model's prefix: the crate cuts its length off, without checking
@@ -206,6 +231,15 @@ fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Err
 }
 
 impl<M> File<M> {
+    /// Whether there is anything but the model.
+    fn has_parts(&self) -> bool {
+        !self.added_tokens.is_empty()
+            || self.normalizer.is_some()
+            || self.pre_tokenizer.is_some()
+            || self.post_processor.is_some()
+            || self.decoder.is_some()
+    }
+
     fn assemble(self, vocabulary: impl FnOnce(M) -> Vocabulary) -> Result<RawTokenizer> {
         guarded(|| {
             let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
@@ -222,7 +256,7 @@ impl<M> File<M> {
 }
 
 /// A model with its type first, as the crate writes it.
-struct TypedModel(ModelWrapper);
+struct TypedModel(Vocabulary);
 
 impl<'de> Deserialize<'de> for TypedModel {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -245,13 +279,16 @@ impl<'de> Visitor<'de> for TypedModelVisitor {
             _ => return Err(A::Error::custom("expected `type` first")),
         };
         let rest = MapAccessDeserializer::new(map);
-        Ok(TypedModel(match kind {
+        if kind == fast_text::TYPE {
+            return Ok(TypedModel(Vocabulary::FastText(FastText::deserialize(rest)?)));
+        }
+        Ok(TypedModel(Vocabulary::Standard(match kind {
             "BPE" => ModelWrapper::BPE(BPE::deserialize(rest)?),
             "Unigram" => ModelWrapper::Unigram(Unigram::deserialize(rest)?),
             "WordLevel" => ModelWrapper::WordLevel(WordLevel::deserialize(rest)?),
             "WordPiece" => ModelWrapper::WordPiece(WordPiece::deserialize(rest)?),
             other => return Err(A::Error::custom(format!("expected a known model, but found `{other}`"))),
-        }))
+        })))
     }
 }
 

@@ -5,6 +5,7 @@ mod byte_pairs;
 mod byte_pieces;
 pub mod cl100k;
 mod encode;
+mod fast_text;
 mod file;
 mod patterns;
 mod trie;
@@ -52,6 +53,10 @@ pub struct Tokenizer {
 }
 
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
+
+/// A character that normalized texts never contain. Vocabularies in bundles have it before pieces that texts must not
+/// match, such as `</s>`.
+pub const UNMATCHED: char = '\u{1}';
 
 /// A text token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,7 +142,10 @@ impl Tokenizer {
         {
             return Ok(ids);
         }
-        Ok(raw_ids(text)?.get_ids().to_vec())
+        match self.raw.get_model() {
+            Vocabulary::FastText(features) => Ok(features.ids(text)),
+            _ => Ok(raw_ids(text)?.get_ids().to_vec()),
+        }
     }
 
     /// Encodes a text without spans and special tokens.
@@ -164,7 +172,16 @@ impl Tokenizer {
     }
 
     fn encode_with_spans(&self, text: &str) -> Result<RawEncoding> {
+        // The crate skips empty texts, which have a feature too.
+        if let Vocabulary::FastText(features) = self.raw.get_model() {
+            return Ok(encoding_of_tokens(features.tokenize(text), text));
+        }
         self.call(|raw| raw.encode_char_offsets(text, false)).map_err(cannot_tokenize)
+    }
+
+    /// Whether the model reads two texts together.
+    fn reads_pairs(&self) -> bool {
+        !matches!(self.raw.get_model(), Vocabulary::FastText(_))
     }
 
     /// The id that pads short texts.
@@ -252,6 +269,24 @@ fn encoding(ids: Vec<u32>) -> RawEncoding {
         Vec::new(),
         none,
     )
+}
+
+/// Wraps tokens with their spans, which may overlap.
+fn encoding_of_tokens(tokens: Vec<tokenizers::Token>, text: &str) -> RawEncoding {
+    // The number of characters before each byte.
+    let mut characters = 0;
+    let mut before = Vec::with_capacity(text.len());
+    for byte in text.bytes() {
+        before.push(characters);
+        characters += usize::from(byte & 0xC0 != 0x80);
+    }
+    let place = |byte: usize| before.get(byte).copied().unwrap_or(characters);
+    let (count, none) = (tokens.len(), Default::default());
+    let ids = tokens.iter().map(|token| token.id).collect();
+    let offsets = tokens.iter().map(|token| (place(token.offsets.0), place(token.offsets.1))).collect();
+    let texts = tokens.into_iter().map(|token| token.value).collect();
+    let (zeros, ones) = (vec![0; count], vec![1; count]);
+    RawEncoding::new(ids, zeros.clone(), texts, vec![None; count], offsets, zeros, ones, Vec::new(), none)
 }
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.

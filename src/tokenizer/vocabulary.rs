@@ -16,6 +16,7 @@ use tokenizers::{
 
 use super::{
     byte_pairs::{self, BytePairs},
+    fast_text::FastText,
     trie::{PieceTrie, take},
     unigram::{self, Unigram},
     word_pieces::{self, WordPieces},
@@ -28,6 +29,15 @@ pub(super) enum Vocabulary {
     Unigram(Unigram),
     BytePairs(BytePairs),
     WordPieces(WordPieces),
+    FastText(FastText),
+}
+
+/// Where a model's tokens are.
+enum Pieces<'a> {
+    /// In the crate's model.
+    Standard(&'a ModelWrapper),
+    Compiled(&'a PieceTrie),
+    Features(&'a FastText),
 }
 
 impl Vocabulary {
@@ -52,13 +62,13 @@ impl Vocabulary {
         }
     }
 
-    /// The compiled model's pieces, or the crate's model.
-    fn pieces(&self) -> Result<&PieceTrie, &ModelWrapper> {
+    fn pieces(&self) -> Pieces<'_> {
         match self {
-            Self::Standard(model) => Err(model),
-            Self::Unigram(unigram) => Ok(unigram.pieces()),
-            Self::BytePairs(pairs) => Ok(pairs.pieces()),
-            Self::WordPieces(words) => Ok(words.pieces()),
+            Self::Standard(model) => Pieces::Standard(model),
+            Self::Unigram(unigram) => Pieces::Compiled(unigram.pieces()),
+            Self::BytePairs(pairs) => Pieces::Compiled(pairs.pieces()),
+            Self::WordPieces(words) => Pieces::Compiled(words.pieces()),
+            Self::FastText(features) => Pieces::Features(features),
         }
     }
 }
@@ -78,23 +88,35 @@ impl Model for Vocabulary {
             Self::Unigram(unigram) => unigram.tokenize(word),
             Self::BytePairs(pairs) => Ok(pairs.tokenize(word)),
             Self::WordPieces(words) => Ok(words.tokenize(word)),
+            Self::FastText(features) => Ok(features.tokenize(word)),
         }
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.pieces().map_or_else(|own| own.token_to_id(token), |pieces| pieces.id_of(token))
+        match self.pieces() {
+            Pieces::Standard(model) => model.token_to_id(token),
+            Pieces::Compiled(pieces) => pieces.id_of(token),
+            Pieces::Features(features) => features.id_of(token),
+        }
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
-        self.pieces().map_or_else(|own| own.id_to_token(id), |pieces| pieces.piece(id).map(str::to_owned))
+        match self.pieces() {
+            Pieces::Standard(model) => model.id_to_token(id),
+            Pieces::Compiled(pieces) => pieces.piece(id).map(str::to_owned),
+            Pieces::Features(features) => features.word(id).map(str::to_owned),
+        }
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
-        let all = |pieces: &PieceTrie| {
-            let ids = 0..pieces.count() as u32;
-            ids.filter_map(|id| Some((pieces.piece(id)?.to_owned(), id))).collect()
-        };
-        self.pieces().map_or_else(ModelWrapper::get_vocab, all)
+        match self.pieces() {
+            Pieces::Standard(model) => model.get_vocab(),
+            Pieces::Compiled(pieces) => {
+                let ids = 0..pieces.count() as u32;
+                ids.filter_map(|id| Some((pieces.piece(id)?.to_owned(), id))).collect()
+            }
+            Pieces::Features(features) => features.vocabulary().clone(),
+        }
     }
 
     fn get_vocab_size(&self) -> usize {
@@ -103,12 +125,15 @@ impl Model for Vocabulary {
             Self::Unigram(unigram) => unigram.pieces().count(),
             Self::BytePairs(pairs) => pairs.size(),
             Self::WordPieces(words) => words.size(),
+            Self::FastText(features) => features.size(),
         }
     }
 
     fn save(&self, folder: &Path, prefix: Option<&str>) -> RawResult<Vec<PathBuf>> {
-        let refusal = || Err("a compiled tokenizer cannot be saved".into());
-        self.pieces().map_or_else(|own| own.save(folder, prefix), |_| refusal())
+        match self.pieces() {
+            Pieces::Standard(model) => model.save(folder, prefix),
+            Pieces::Compiled(_) | Pieces::Features(_) => Err("this tokenizer cannot be saved".into()),
+        }
     }
 
     fn get_trainer(&self) -> Self::Trainer {
@@ -116,7 +141,8 @@ impl Model for Vocabulary {
             Self::Standard(model) => model.get_trainer(),
             Self::Unigram(_) => UnigramTrainer::default().into(),
             Self::BytePairs(_) => BpeTrainer::default().into(),
-            Self::WordPieces(_) => WordPieceTrainer::default().into(),
+            // A trainer is required; none is used.
+            Self::WordPieces(_) | Self::FastText(_) => WordPieceTrainer::default().into(),
         }
     }
 }

@@ -148,7 +148,10 @@ impl Tokenizer {
             Vocabulary::Standard(ModelWrapper::BPE(BPE { continuing_subword_prefix: prefix, .. })) => {
                 prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())
             }
-            Vocabulary::Standard(_) | Vocabulary::Unigram(_) | Vocabulary::BytePairs(_) => false,
+            Vocabulary::Standard(_)
+            | Vocabulary::Unigram(_)
+            | Vocabulary::BytePairs(_)
+            | Vocabulary::FastText(_) => false,
         }
     }
 

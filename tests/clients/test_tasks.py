@@ -44,6 +44,7 @@ TASKS = {
     "zero-shot": "zero-shot-classification",
     "rank": "text-ranking",
     "sentiment": "text-classification",
+    "text-language": "text-classification",
     "ner": "token-classification",
     "summary": "summarization",
     "translate-en-pt": "translation",

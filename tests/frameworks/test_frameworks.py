@@ -4,7 +4,7 @@
     TEST_URL=http://127.0.0.1:8080 python tests/frameworks/test_frameworks.py
 
 The server serves an embedding model `tiny` that has prompts for queries and documents and aliases,
-and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
+a tiny fastText model, and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
 texts get from `/embed`, to 1e-6, and equal integers and bits. Frameworks connect to TEST_URL only.
 """
 
@@ -63,6 +63,7 @@ from haystack.utils import Secret  # noqa: E402
 from langchain_cohere import CohereEmbeddings  # noqa: E402
 from langchain_ollama import OllamaEmbeddings  # noqa: E402
 from langchain_openai import OpenAIEmbeddings  # noqa: E402
+from libretranslatepy import LibreTranslateAPI  # noqa: E402
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding  # noqa: E402
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference  # noqa: E402
 
@@ -343,6 +344,16 @@ class Requests(FrameworkTest):
         self.assert_embeds([entry["embedding"] for entry in found["data"]], TEXTS)
         body = {"texts": TEXTS, "truncate": "END", "model": MODEL, "input_type": "search_document"}
         self.assert_embeds(request("/v1/embed", body)["embeddings"], TEXTS, prompt_name="document")
+
+    def test_libretranslatepy(self):
+        client = LibreTranslateAPI(URL)
+        found = client.detect("O gato.")
+        self.assertEqual([language["language"] for language in found], ["pt", "ko"])
+        self.assertGreater(found[0]["confidence"], 75)
+        self.assertEqual(found, request("/detect", {"q": "O gato."}))
+        expected = request("/translate", {"inputs": "How are you?"})["translations"][0]["text"]
+        self.assertEqual(client.translate("How are you?", "auto", "pt"), expected)
+        self.assertEqual(client.languages(), request("/languages"))
 
     def test_libre_translate(self):
         found = request("/translate", {"q": "How are you?", "source": "auto", "target": "pt", "format": "text"})

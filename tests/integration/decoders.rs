@@ -1,6 +1,6 @@
-//! Decoders that embed and rank: Qwen3 and Gemma 3, compared with sentence-transformers and `transformers`.
+//! Decoders that embed, rank and classify, compared with sentence-transformers and `transformers`.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use kivu::{
     backend::Engine,
@@ -14,11 +14,11 @@ use kivu::{
     tokenizer::{Side, Truncation},
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     building::{copy, edit},
-    goldens::{deadline, options, pipeline, text, tiny},
+    goldens::{deadline, difference, options, pipeline, text, tiny},
     models::{build_request, fixtures, open_for, request, request_without_floor, runtime, serve},
 };
 
@@ -51,6 +51,135 @@ async fn qwen3_with_last_token_pooling_and_an_instruction() {
 #[tokio::test]
 async fn gemma3_with_windows_and_dense_modules() {
     tiny("tiny-gemma3").await;
+}
+
+#[tokio::test]
+async fn llama_with_scaled_positions_and_all_biases() {
+    tiny("tiny-llama").await;
+}
+
+#[tokio::test]
+async fn mistral_with_windows() {
+    tiny("tiny-mistral").await;
+}
+
+#[tokio::test]
+async fn qwen2_with_biases_and_a_window_in_some_layers() {
+    tiny("tiny-qwen2").await;
+}
+
+#[tokio::test]
+async fn gemma2_with_limited_scores() {
+    tiny("tiny-gemma2").await;
+}
+
+#[tokio::test]
+async fn eurobert_without_a_causal_mask() {
+    tiny("tiny-eurobert").await;
+}
+
+/// Results for fixtures with changed files.
+#[derive(Deserialize)]
+struct Families {
+    changes: Vec<Change>,
+    poolings: Vec<Change>,
+}
+
+#[derive(Deserialize)]
+struct Change {
+    name: String,
+    model: String,
+    patches: BTreeMap<String, Map<String, Value>>,
+    max_length: Option<usize>,
+    texts: Vec<Expected>,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    text: String,
+    #[serde(alias = "logits")]
+    embedding: Vec<f32>,
+}
+
+fn families() -> Families {
+    serde_json::from_slice(&fs::read(fixtures().join("goldens/decoder_families.json")).unwrap()).unwrap()
+}
+
+impl Change {
+    /// Builds the changed model in `folder`.
+    fn build(&self, folder: &Path, precision: Precision) -> Option<Bundle> {
+        let [source, out] = ["model", "out"].map(|part| folder.join(part));
+        for path in [&source, &out] {
+            fs::remove_dir_all(path).ok();
+        }
+        copy(&fixtures().join("models").join(&self.model), &source);
+        for (file, values) in &self.patches {
+            let path = source.join(file);
+            let mut content: Map<String, Value> =
+                fs::read(&path).map_or(Map::new(), |json| serde_json::from_slice(&json).unwrap());
+            content.extend(values.clone());
+            fs::write(path, Value::Object(content).to_string()).unwrap();
+        }
+        let task = if self.max_length.is_some() { Task::FeatureExtraction } else { Task::TextClassification };
+        let request = request_without_floor(task, &source, out, Some(precision));
+        Some(build_request(&request, runtime()?).unwrap())
+    }
+}
+
+/// Rotary scaling below and above the original length, windows by layer, and attention without a causal mask.
+#[tokio::test]
+async fn changed_decoders_have_the_vectors_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut failures = Vec::new();
+    for change in families().changes {
+        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else { return };
+        let model = serve(&bundle.path("")).unwrap();
+        assert_eq!(Some(pipeline(&model).settings().max_tokens), change.max_length, "{}", change.name);
+        for Expected { text: asked, embedding } in change.texts {
+            let found = pipeline(&model).embed(text(&asked), &options(), deadline()).await.unwrap();
+            let difference = difference(&found.vectors[0], &embedding);
+            if difference > 3e-5 {
+                failures.push(format!("{}, {} letters: off by {difference}", change.name, asked.len()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The native engine has every scaling, window and limit, too.
+#[tokio::test]
+async fn changed_decoders_run_in_the_native_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut failures = Vec::new();
+    for change in families().changes {
+        let Some(bundle) = change.build(folder.path(), Precision::Int8Blocks) else { return };
+        assert_eq!(bundle.manifest().engine, Engine::Native, "{}", change.name);
+        let model = serve(&bundle.path("")).unwrap();
+        for Expected { text: asked, embedding } in change.texts {
+            let found = pipeline(&model).embed(text(&asked), &options(), deadline()).await.unwrap();
+            let cosine = cosine(&found.vectors[0], &embedding);
+            if cosine < 0.99 {
+                failures.push(format!("{}, {} letters: {cosine}", change.name, asked.len()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[tokio::test]
+async fn eurobert_classifies_with_any_pooling() {
+    let folder = tempfile::tempdir().unwrap();
+    for change in families().poolings {
+        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else { return };
+        let model = serve(&bundle.path("")).unwrap();
+        let Pipeline::Classification(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
+        for Expected { text: asked, embedding } in change.texts {
+            let inputs = text(&asked);
+            let found = pipeline.logits(inputs, Truncation::Off, deadline()).await.unwrap();
+            let difference = difference(&found.rows[0], &embedding);
+            assert!(difference <= 3e-5, "{}, {asked}: off by {difference}", change.name);
+        }
+    }
 }
 
 async fn compare_scores(model: &Model) {
@@ -94,6 +223,10 @@ fn the_model_card_says_that_a_decoder_ranks() {
     fs::write(from.join("README.md"), "---\npipeline_tag: text-ranking\n---\n").unwrap();
     let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
     assert_eq!(build_request(&request, runtime).unwrap().manifest().task, Task::TextRanking);
+    // Other decoders that rank have other texts around a pair.
+    edit(&request.source.join("config.json"), "Qwen3ForCausalLM", "GemmaForCausalLM");
+    let refusal = build_request(&request, runtime).unwrap_err().chain();
+    assert!(refusal.contains("a `LogitScore` module, but found `GemmaForCausalLM` alone"), "{refusal}");
 }
 
 /// A CrossEncoder's files name the tokens, so that no task is needed; its template is compared.
@@ -153,7 +286,15 @@ pub(crate) async fn quantized_is_close_to_fp32(name: &str, engine: Engine) {
 
 #[tokio::test]
 async fn quantized_decoders_are_close_to_fp32() {
-    for name in ["tiny-qwen3", "tiny-gemma3"] {
+    for name in [
+        "tiny-qwen3",
+        "tiny-gemma3",
+        "tiny-llama",
+        "tiny-mistral",
+        "tiny-qwen2",
+        "tiny-gemma2",
+        "tiny-eurobert",
+    ] {
         quantized_is_close_to_fp32(name, Engine::Native).await;
     }
 }
@@ -172,12 +313,25 @@ fn unusable_decoders_are_refused_by_name() {
     };
     let config = |name: &str, from: &str, to: &str| refusal(name, "config.json", from, to);
     let refusals = [
-        config("tiny-qwen3", r#""use_sliding_window": false"#, r#""use_sliding_window": true"#),
+        config("tiny-qwen3", r#""full_attention""#, r#""sliding_attention""#),
         config(
             "tiny-qwen3",
             r#""rope_scaling": null"#,
-            r#""rope_scaling": {"rope_type": "yarn", "factor": 4.0}"#,
+            r#""rope_scaling": {"rope_type": "ntk", "factor": 4.0}"#,
         ),
+        config("tiny-llama", r#""low_freq_factor": 1.0"#, r#""low_freq_factor": 4.0"#),
+        config("tiny-llama", r#""rope_type": "llama3""#, r#""rope_type": "longrope", "short_factor": [1.0]"#),
+        config("tiny-llama", r#""factor": 8.0"#, r#""factor": 0.5"#),
+        config(
+            "tiny-llama",
+            r#""rope_type": "llama3""#,
+            r#""rope_type": "llama3", "partial_rotary_factor": 0.5"#,
+        ),
+        config("tiny-llama", r#""head_dim": 16"#, r#""head_dim": 0"#),
+        config("tiny-mistral", r#""sliding_window": 8"#, r#""sliding_window": 1"#),
+        config("tiny-gemma2", r#""attn_logit_softcapping": 5.0"#, r#""attn_logit_softcapping": 0.0"#),
+        config("tiny-gemma2", r#""sliding_window": 8"#, r#""use_bidirectional_attention": true"#),
+        config("tiny-eurobert-cls", r#""late""#, r#""last""#),
         config("tiny-qwen3", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
         config("tiny-qwen3", r#""head_dim": 16"#, r#""head_dim": 8"#),
         config("tiny-qwen3", r#""vocab_size": 335"#, r#""vocab_size": 336"#),
@@ -189,8 +343,17 @@ fn unusable_decoders_are_refused_by_name() {
         config("tiny-gemma3", r#""num_hidden_layers": 3"#, r#""num_hidden_layers": 4"#),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    cannot build from `[folder]/model`: expected `use_sliding_window` false, but found true
-    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), but found `yarn`
+    cannot build from `[folder]/model`: expected `use_sliding_window` true and a `sliding_window` for the `layer_types` `sliding_attention`, but found no window
+    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, but found `ntk`
+    cannot build from `[folder]/model`: expected a `low_freq_factor` above 0, and a greater `high_freq_factor`, but found 4 and 4
+    cannot build from `[folder]/model`: expected a `short_factor` of 8 numbers above 0 for `longrope` scaling, but found 1
+    cannot build from `[folder]/model`: expected a `factor` of at least 1 for `llama3` scaling, but found 0.5
+    cannot build from `[folder]/model`: expected rotary positions without `partial_rotary_factor`, but found 0.5
+    cannot build from `[folder]/model`: expected `head_dim` from 1 to 2097152, but found 0
+    cannot build from `[folder]/model`: expected `sliding_window` of at least 2, but found 1
+    cannot build from `[folder]/model`: expected `attn_logit_softcapping` above 0, but found 0
+    expected `use_bidirectional_attention` `false` in `config.json`, but found `use_bidirectional_attention` true; use `--allow use_bidirectional_attention` to build the model as if the key were missing, if you know that it has no effect on results
+    cannot build from `[folder]/model`: expected `classifier_pooling` `late`, `mean` or `bos`, but found `last`
     cannot build from `[folder]/model`: expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found 4 and 3, of 16 values
     expected the weight `layers.0.self_attn.q_proj.weight` of shape [32, 32], but found [64, 32]
     expected the weight `embed_tokens.weight` of shape [336, 32], but found [335, 32]

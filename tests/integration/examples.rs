@@ -50,7 +50,7 @@ fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], inp
 fn examples_are_short() {
     for entry in fs::read_dir(examples()).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "py") {
+        if path.extension().is_some_and(|extension| extension == "py" || extension == "mjs") {
             let lines = fs::read_to_string(&path).unwrap().lines().count();
             assert!(lines < MAX_LINES, "{}: {lines} lines", path.display());
         }

@@ -114,7 +114,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         return;
     }
     let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 22] = [
+    let families: [(&str, &[&[&str]]); 27] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -129,6 +129,11 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ("tiny-jina-code", &[bert]),
         ("tiny-qwen3", &[bert, grouped]),
         ("tiny-gemma3", &[bert, grouped, &["sliding_window"]]),
+        ("tiny-llama", &[bert, &["num_key_value_heads"]]),
+        ("tiny-mistral", &[bert, &["num_key_value_heads", "sliding_window"]]),
+        ("tiny-qwen2", &[bert, &["num_key_value_heads", "sliding_window"]]),
+        ("tiny-gemma2", &[bert, grouped, &["sliding_window"]]),
+        ("tiny-eurobert", &[bert, grouped]),
         ("tiny-sentence-t5", &[t5]),
         ("tiny-t5", &[t5, t5_decoder]),
         ("tiny-mt5", &[t5, t5_decoder]),

@@ -279,7 +279,7 @@ fn cycles(dependencies: &[BTreeSet<usize>]) -> BTreeSet<BTreeSet<usize>> {
 
 #[test]
 fn files_do_not_import_each_other_in_a_cycle() {
-    for folder in ["src", "compiler/src", "cli/src", "python/src"] {
+    for folder in ["src", "bindings/src", "compiler/src", "cli/src", "node/src", "python/src"] {
         let tree = Tree::read(&Path::new(crate::ROOT).join(folder));
         let dependencies = tree.dependencies();
         let name = |module: &usize| tree.0[*module].file.as_str();

@@ -14,7 +14,8 @@ use crate::crate_boundaries::sources;
 const MAX_IN_COMMENTS: f64 = 30.0;
 const MAX_IN_PAGES: f64 = 25.0;
 
-const CODE: [&str; 8] = ["benches", "cli", "compiler", "engine", "functions", "python", "src", "tests"];
+const CODE: [&str; 10] =
+    ["benches", "bindings", "cli", "compiler", "engine", "functions", "node", "python", "src", "tests"];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {

@@ -37,6 +37,14 @@ pub(crate) fn function(name: &str) -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 
+/// A package's native module, compiled if it is not up to date.
+pub(crate) fn library(name: &str) -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    let build = build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
+    assert!(build.status().unwrap().success(), "the module cannot be compiled");
+    Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
+}
+
 pub(crate) fn succeed(command: &mut Command) {
     let _alone = alone();
     let output = command.stdin(Stdio::null()).output().unwrap();
@@ -100,6 +108,9 @@ fn frameworks_work_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let mut request = request(fixtures().join("models/tiny-bert"), folder.path().join("tiny"), None);
     request.name = Some("tiny".into());
+    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    let request =
+        crate::models::request(fixtures().join("fast_text/hs.bin"), folder.path().join("languages"), None);
     build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
     for name in ["rank", "translate-en-pt"] {
         symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();

@@ -106,8 +106,9 @@ const MODELS: [&str; 8] = [
 ];
 
 /// Fixtures for families in which positions affect attention, or feed-forward layers are gated.
-const OTHER_MODELS: [&str; 8] = [
+const OTHER_MODELS: [&str; 9] = [
     "tiny-mpnet",
+    "tiny-nomic",
     "tiny-gte",
     "tiny-jina",
     "tiny-modernbert",
@@ -146,6 +147,21 @@ const RMS_MODELS: [&str; 7] = [
     "tiny-bert in blocks",
     "tiny-gemma3 in blocks",
     "tiny-splade-bert in blocks",
+];
+
+/// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
+const DECODERS: [&str; 11] = [
+    "tiny-llama",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-gemma2",
+    "tiny-eurobert",
+    "tiny-eurobert-cls",
+    "tiny-llama-cls",
+    "tiny-gemma-rank",
+    "tiny-llama in blocks",
+    "tiny-qwen2 in blocks",
+    "tiny-gemma2 in blocks",
 ];
 
 /// The same for DeBERTa: both versions, all heads, with a convolution, and weights in blocks.
@@ -193,6 +209,11 @@ async fn decoders_and_t5_have_the_results_of_onnx_runtime_too() {
     has_the_results_of_onnx_runtime(RMS_MODELS).await;
 }
 
+#[tokio::test]
+async fn llama_and_its_successors_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(DECODERS).await;
+}
+
 async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
@@ -237,6 +258,11 @@ async fn deberta_has_the_same_bits_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn decoders_and_t5_have_the_same_bits_too() {
     has_the_same_bits(RMS_MODELS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn llama_and_its_successors_have_the_same_bits_too() {
+    has_the_same_bits(DECODERS).await;
 }
 
 async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {

@@ -9,17 +9,13 @@ use std::{
 use kivu::repository::manifest::Precision;
 
 use crate::{
-    live::{all_bundles, root, succeed, tool},
+    live::{all_bundles, library, root, succeed, tool},
     models::{build_request, fixtures, library_path, request, runtime},
     serving::{Server, kivu},
 };
 
 /// Makes the package as a wheel installs it, with the module for tests.
 pub(crate) fn package(folder: &Path) {
-    let module = Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name("libkivu_python.so");
-    let mut build = Command::new(env!("CARGO"));
-    let build = build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
-    assert!(build.status().unwrap().success(), "the module cannot be compiled");
     let package = folder.join("kivuml");
     fs::create_dir_all(&package).unwrap();
     for file in fs::read_dir(root().join("python/kivuml")).unwrap().map(|file| file.unwrap().path()) {
@@ -27,11 +23,11 @@ pub(crate) fn package(folder: &Path) {
             fs::copy(&file, package.join(file.file_name().unwrap())).unwrap();
         }
     }
-    fs::copy(module, package.join("_native.abi3.so")).unwrap();
+    fs::copy(library("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
 }
 
 /// Bundles for every task, with `prompts`, a model with prompts for queries and documents.
-fn bundles() -> tempfile::TempDir {
+pub(crate) fn bundles() -> tempfile::TempDir {
     let folder = all_bundles();
     let runtime = runtime().expect("`make test` installs ONNX Runtime");
     for (name, fixture) in [("vectors-static", "tiny-static"), ("prompts", "tiny-bert")] {

@@ -34,6 +34,9 @@ pub(crate) struct Facts {
     pub(crate) hidden: usize,
     /// Number of tokens that the model has positions for.
     pub(crate) max_positions: usize,
+    /// Number of tokens up to which files may raise the limit: more than the positions if rotary frequencies depend on
+    /// the text's length.
+    pub(crate) longest: usize,
 }
 
 /// An encoder's layer structure.
@@ -117,7 +120,7 @@ pub(super) enum Positions {
 }
 
 /// A layer's attention window and rotary positions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Span {
     pub(super) window: AttentionWindow,
     pub(super) rotary: Option<Rotary>,
@@ -189,6 +192,8 @@ pub(super) enum HeadRead {
     First,
     Last,
     Mean,
+    /// The mean of all tokens' vectors after the layer before the labels, rather than before it.
+    MeanOfActivated,
 }
 
 /// Weight names in a family.
@@ -239,13 +244,11 @@ impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub(super) fn suits_native_engine(&self) -> bool {
         let widths = [self.facts.hidden, self.embedding_width(), self.feed_forward.width];
-        let is_fixed = |span: &Span| span.rotary.is_none_or(|rotary| rotary.is_fixed());
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
             // A single type is added to positions.
             && (self.types != 1 || self.positions != Positions::None)
             && self.decoder.as_ref().is_none_or(|decoder| decoder.layers.suits_native_engine())
-            && self.spans.iter().all(is_fixed)
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
@@ -287,6 +290,7 @@ impl EncoderConfig {
             key_heads: keys,
             width,
             scale: self.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
+            cap: self.details.attention_cap,
             window: self.spans[layer % self.spans.len()].window,
             distance: match self.bias {
                 Bias::Alibi => Distance::Alibi,

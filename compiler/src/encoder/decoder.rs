@@ -21,6 +21,9 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
+/// Qwen3-Reranker's class.
+const QWEN3: &str = "Qwen3ForCausalLM";
+
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
 
@@ -56,7 +59,7 @@ pub(super) fn head(
     }
     let hidden = config.facts.hidden;
     let settings = |labels, function, template| -> Result<ClassificationSettings> {
-        let max_tokens = max_tokens(&plan.folder, config.facts.max_positions)?;
+        let max_tokens = max_tokens(&plan.folder, &config.facts)?;
         let (output, query_prompt) = (output.to_owned(), None);
         Ok(ClassificationSettings {
             output,
@@ -66,6 +69,7 @@ pub(super) fn head(
             template,
             query_prompt,
             padding: None,
+            identifies_languages: false,
         })
     };
     if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {
@@ -75,7 +79,7 @@ pub(super) fn head(
         let scores = weights.take_whole("score.weight", &[head.labels.len(), hidden])?;
         let mut settings = settings(head.labels.clone(), head.function, None)?;
         settings.query_prompt = default_prompt(&plan.folder)?;
-        settings.padding = ConfigFile::open(&plan.transformer()?)?.get("pad_token_id")?;
+        settings.padding = padding(&ConfigFile::open(&plan.transformer()?)?)?;
         config.head = None;
         return Ok(Some((settings, Modules::of_last_token(hidden, scores.values.clone(), output))));
     }
@@ -99,6 +103,13 @@ pub(super) fn head(
     Ok(Some((settings, Modules::of_last_token(hidden, difference, output))))
 }
 
+/// The token that is dropped at the end of texts. Only Gemma's classes have one by default.
+fn padding(config: &ConfigFile) -> Result<Option<u32>> {
+    const KEY: &str = "pad_token_id";
+    let is_default = config.model_type().starts_with("gemma") && !config.fields().contains_key(KEY);
+    Ok(config.get(KEY)?.or(is_default.then_some(0)))
+}
+
 /// Tokens for the logit comparison, if the model ranks: named by its files, or `yes` and `no`.
 fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Option<[u32; 2]>> {
     if let Some(tokens) = logit_score(&plan.folder, &PARTS)? {
@@ -111,6 +122,13 @@ fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Optio
         return Err(Error::model(format!(
             "expected an embedding model with `modules.json`, or a model that ranks, but found `{}` without \
              `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`",
+            config.facts.architecture
+        )));
+    }
+    if config.facts.architecture != QWEN3 {
+        return Err(Error::model(format!(
+            "expected a `{QWEN3}`, or a CrossEncoder of sentence-transformers with a `LogitScore` module, but found \
+             `{}` alone: its files do not contain the text around a query and a document, nor which tokens are compared",
             config.facts.architecture
         )));
     }

@@ -17,6 +17,8 @@ pub(super) struct Details {
     pub(super) word_scale: Option<f32>,
     /// Factor for query-key products, if not derived from the head width.
     pub(super) attention_scale: Option<f32>,
+    /// Limit for attention scores, by a hyperbolic tangent (Gemma 2).
+    pub(super) attention_cap: Option<f32>,
     /// Whether a word prediction head adds a bias to its logits.
     pub(super) predicts_with_bias: bool,
     /// Whether the output matrix is the word embedding table.
@@ -33,6 +35,7 @@ impl Default for Details {
             sharing: None,
             word_scale: None,
             attention_scale: None,
+            attention_cap: None,
             predicts_with_bias: true,
             ties_words: true,
         }

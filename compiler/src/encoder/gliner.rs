@@ -219,7 +219,7 @@ fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Resu
         separator: token("sep_token", "<<SEP>>")?,
         max_entity_words: config.get("max_width")?.unwrap_or(12),
         max_words: config.get("max_len")?.unwrap_or(384),
-        max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
+        max_tokens: max_tokens(folder, &encoder.facts)?,
     };
     // Each span length is a part of the graph.
     if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {

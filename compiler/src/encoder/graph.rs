@@ -111,6 +111,8 @@ const OTHER_HEADS: [&str; 15] = [
 ];
 /// Name prefixes for label heads.
 pub(super) const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
+/// Frequencies, which are computed from the config.
+const FREQUENCIES: &str = ".rotary_emb.inv_freq";
 
 /// Whether inference ignores the weight with this name, given without body prefix: a pooler or a head other than the
 /// model's own, a layer after the last one, or a position or type table that the family does not have.
@@ -122,10 +124,13 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
     config.is_in_unused_layer(name)
         || config.decoder.as_ref().is_some_and(|decoder| decoder.layers.is_in_unused_layer(name))
         || name.starts_with("pooler.")
+        || config.spans.iter().any(|span| span.rotary.is_some()) && name.ends_with(FREQUENCIES)
         || begins(&OTHER_HEADS) && !(has_decoder && name.starts_with("decoder."))
         // Records in old files, and the bias for words.
         || has_decoder && ["encoder.version", "decoder.version", "final_logits_bias"].contains(&name)
         || !has_labels && begins(&LABEL_HEADS)
+        // EuroBERT's label head.
+        || !has_labels && config.names.dense == ("dense", false) && name.starts_with("dense.")
         || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
         || config.details.task_types == 0 && name == TASK_TYPES
@@ -374,7 +379,7 @@ impl Writer<'_> {
                 };
             }
         }
-        let rotary = config.spans[layer % config.spans.len()].rotary;
+        let rotary = config.spans[layer % config.spans.len()].rotary.as_ref();
         if let (Some(rotary), Some(blocks)) = (rotary, &self.blocks) {
             let found = self.rotations.iter().position(|rotation| rotation.rotary() == rotary);
             let place = found.unwrap_or_else(|| {
@@ -394,7 +399,7 @@ impl Writer<'_> {
     fn attend_by_position(&mut self, layer: usize, [query, key, value]: [&Value; 3]) -> Value {
         let attention = self.config.attention(layer);
         let place = layer % self.config.spans.len();
-        let rotary = self.config.spans[place].rotary;
+        let rotary = self.config.spans[place].rotary.as_ref();
         let graph = &mut self.layers.graph;
         // A negative number means all tokens.
         let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
@@ -403,11 +408,14 @@ impl Writer<'_> {
         let shape = graph.integers(&format!("attention_{place}"), &shape);
         let scale = graph.floats("attention_scale", &[], &[attention.scale]);
         let frequencies = rotary.map_or(Value::none(), |rotary| rotary.constant(graph));
+        let rotation = rotary.map_or(Value::none(), |rotary| rotary.parameters(graph));
+        let cap = attention.cap.map_or(Value::none(), |cap| graph.floats("attention_cap", &[], &[cap]));
         let slopes = match attention.distance {
             Distance::Ignored => Value::none(),
             Distance::Alibi => graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads)),
         };
-        let inputs = [query, key, value, &self.mask, &self.ids, &shape, &scale, &frequencies, &slopes];
+        let (mask, ids) = (&self.mask, &self.ids);
+        let inputs = [query, key, value, mask, ids, &shape, &scale, &frequencies, &slopes, &rotation, &cap];
         graph.function(&format!("Attention{place}"), inputs, |graph, inputs| {
             let [query, key, value, mask, ids, ..] = inputs;
             attend_by_position(graph, &attention, rotary, [query, key, value, mask, ids])
@@ -476,12 +484,15 @@ impl Writer<'_> {
             return self.token_head(head, tokens);
         }
         let is_first_only = self.reads_first_only();
+        if self.config.head_input.read == HeadRead::MeanOfActivated {
+            let activated = self.before_labels(tokens)?;
+            let mean = self.mean(&activated);
+            return self.label(self.config.names.labels, head, &mean);
+        }
         let layers = &mut self.layers;
         let one = layers.graph.integers("one", &[1]);
         let read = match self.config.head_input.read {
-            HeadRead::Mean => {
-                layers.graph.function("MeanOfTokens", [tokens, &self.mask], functions::mean_of_tokens)
-            }
+            HeadRead::Mean | HeadRead::MeanOfActivated => self.mean(tokens),
             HeadRead::Last => {
                 layers.graph.function("LastOfTokens", [tokens, &self.mask], functions::last_of_tokens)
             }
@@ -492,6 +503,11 @@ impl Writer<'_> {
         };
         let pooled = self.before_labels(&read)?;
         self.label(self.config.names.labels, head, &pooled)
+    }
+
+    fn mean(&mut self, tokens: &Value) -> Value {
+        let inputs = [tokens, &self.mask];
+        self.layers.graph.function("MeanOfTokens", inputs, functions::mean_of_tokens)
     }
 
     /// Logits per token. Only families that normalize the layer before the labels keep it.

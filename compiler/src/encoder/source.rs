@@ -161,10 +161,11 @@ pub(crate) fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
         function: head.function,
-        max_tokens: max_tokens(folder, facts.max_positions)?,
+        max_tokens: max_tokens(folder, facts)?,
         template: None,
         query_prompt: default_prompt(folder)?,
         padding: None,
+        identifies_languages: false,
     })
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn token_settings(
     Ok(TokenClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
-        max_tokens: max_tokens(folder, facts.max_positions)?,
+        max_tokens: max_tokens(folder, facts)?,
         unknown_token: None,
     })
 }

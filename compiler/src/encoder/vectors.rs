@@ -59,7 +59,7 @@ pub(super) fn open(
     tokenizer: &[u8],
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let facts = &config.facts;
-    let max_tokens = max_tokens(folder, facts.max_positions)?;
+    let max_tokens = max_tokens(folder, facts)?;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
         Layout::Sparse(module) => sparse(config, text_settings(folder, None, max_tokens)?, Some(&module)),
@@ -163,7 +163,7 @@ pub(super) fn add_static_queries(
             found.map_or("none".to_owned(), |length| length.to_string())
         )));
     }
-    let max_tokens = Some(max_tokens(&folder, positions)?);
+    let max_tokens = Some(max_tokens(&folder, &config.facts)?);
     let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
     sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
     Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))

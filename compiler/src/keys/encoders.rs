@@ -4,7 +4,7 @@ use super::{
     generation,
     rules::{
         Rules, SCORES, Unused,
-        Values::{Any, Every, Only, SameAs},
+        Values::{Any, Only, SameAs},
     },
     shared::{BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
 };
@@ -323,28 +323,106 @@ family!(
     // Pooling in a method that Kivu does not call.
     [PADDING, &[("emb_pooler", Any)]]
 );
+/// Layer keys of decoders.
+const DECODER: &[&str] = &["head_dim", "is_causal", "num_key_value_heads", "rms_norm_eps", "rope_theta"];
+/// Keys for tensor parallel training, and for implementations of the same layers.
+const PARALLEL: &[Unused] = &[("_flash_attn_2_enabled", Any), ("pretraining_tp", Only("[1]"))];
 family!(
-    QWEN3,
+    LLAMA,
+    [SIZES, DECODER, &["attention_bias", "hidden_act", "mlp_bias"]],
+    [PADDING, PARALLEL],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+/// Names of tokens, which only tokenizers read.
+const TOKEN_NAMES: &[Unused] =
+    &[("bos_token", Any), ("eos_token", Any), ("mask_token", Any), ("pad_token", Any)];
+family!(
+    EUROBERT,
     [
         SIZES,
         &[
             "attention_bias",
+            "classifier_pooling",
             "head_dim",
             "hidden_act",
-            "is_causal",
+            "mlp_bias",
             "num_key_value_heads",
             "rms_norm_eps",
             "rope_theta",
-            "use_sliding_window"
+        ]
+    ],
+    // The authors' own code has another key for the pooling, which `transformers` does not read.
+    [
+        PADDING,
+        PARALLEL,
+        TOKEN_NAMES,
+        &[("clf_pooling", SameAs("classifier_pooling"))],
+        &[("clf_pooling", Only(r#"["late"]"#))]
+    ],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+family!(
+    MISTRAL,
+    [SIZES, DECODER, &["hidden_act", "sliding_window"]],
+    [PADDING, PARALLEL],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+/// Keys for windows in Qwen's layers.
+const QWEN_WINDOWS: &[&str] = &["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
+family!(
+    QWEN2,
+    [SIZES, DECODER, QWEN_WINDOWS, &["hidden_act"]],
+    // For images and sounds, and for a rotation by sections of them.
+    [PADDING, &[("use_mrope", Only("[false]"))]],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+family!(
+    QWEN3,
+    [SIZES, DECODER, QWEN_WINDOWS, &["attention_bias", "hidden_act"]],
+    [PADDING],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+/// Keys of all Gemma versions for generating texts.
+const GEMMA_CACHE: &[Unused] = &[("cache_implementation", Any), ("final_logit_softcapping", Any)];
+family!(
+    GEMMA,
+    [SIZES, DECODER, &["attention_bias", "hidden_act"]],
+    // Version 4.57 of `transformers` has neither.
+    [PADDING, GEMMA_CACHE, &[("hidden_activation", Any), ("use_bidirectional_attention", Only("[false]"))]],
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
+);
+family!(
+    GEMMA2,
+    [
+        SIZES,
+        DECODER,
+        &[
+            "attention_bias",
+            "attn_logit_softcapping",
+            "hidden_activation",
+            "layer_types",
+            "query_pre_attn_scalar",
+            "sliding_window",
         ]
     ],
     [
         PADDING,
-        // For windows, which are refused.
-        &[("layer_types", Every("full_attention")), ("max_window_layers", Any), ("sliding_window", Any),],
+        GEMMA_CACHE,
+        &[
+            ("hidden_act", SameAs("hidden_activation")),
+            ("sliding_window_size", SameAs("sliding_window")),
+            // Without effect on the masks of `transformers`, but on some of its attention implementations.
+            ("use_bidirectional_attention", Only("[false]")),
+        ],
     ],
-    nested("rope_parameters", &ROPE),
-    ("rope_scaling", &ROPE)
+    nested("rope_parameters", &SCALED_ROPE),
+    ("rope_scaling", &SCALED_ROPE)
 );
 family!(
     GEMMA3,
@@ -369,11 +447,10 @@ family!(
     [
         PADDING,
         CAUSAL,
+        GEMMA_CACHE,
         // The period from which `layer_types` was made.
         &[("_sliding_window_pattern", Any)],
-        // For word logits.
-        &[("final_logit_softcapping", Any)],
-        &[("cache_implementation", Any), ("hidden_act", SameAs("hidden_activation"))],
+        &[("hidden_act", SameAs("hidden_activation"))],
     ],
     nested("rope_parameters", &ROPE_BY_LAYER),
     ("rope_scaling", &ROPE)
@@ -431,6 +508,26 @@ const ROPE: Rules = Rules {
     unused: &[],
     nested: &[],
 };
+/// Keys of a decoder's rotary positions.
+const SCALED_ROPE: Rules = Rules {
+    read: &[
+        ROPE.read[0],
+        &[
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "high_freq_factor",
+            "long_factor",
+            "low_freq_factor",
+            "mscale",
+            "mscale_all_dim",
+            "short_factor",
+            "truncate",
+        ],
+    ],
+    unused: &[],
+    nested: &[],
+};
 const ROPE_BY_LAYER: Rules = Rules {
     read: ROPE.read,
     unused: &[],
@@ -461,7 +558,8 @@ const STATIC: Rules = Rules {
 };
 
 /// Custom model code for families that Kivu implements itself: the type, the files and the class name prefix.
-const KNOWN_CODE: [(&str, [&str; 2], &str); 4] = [
+const KNOWN_CODE: [(&str, [&str; 2], &str); 5] = [
+    ("eurobert", ["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
     ("bert", ["configuration_bert", "modeling_bert"], "JinaBert"),
     ("gte", ["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
     ("new", ["configuration", "modeling"], "New"),
@@ -492,7 +590,13 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
         "modernbert" => &MODERNBERT,
         "nomic_bert" => &NOMIC,
         "new" | "gte" => &GTE,
+        "llama" => &LLAMA,
+        "eurobert" => &EUROBERT,
+        "mistral" => &MISTRAL,
+        "qwen2" => &QWEN2,
         "qwen3" => &QWEN3,
+        "gemma" => &GEMMA,
+        "gemma2" => &GEMMA2,
         "gemma3_text" => &GEMMA3,
         "t5" | "mt5" => &T5,
         "bart" => &BART,

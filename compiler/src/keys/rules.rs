@@ -40,8 +40,6 @@ pub(super) enum Values {
     Only(&'static str),
     /// The same value as another key, which is read.
     SameAs(&'static str),
-    /// Lists that contain only this text.
-    Every(&'static str),
 }
 
 /// CrossEncoder score functions: requests choose scores with or without the sigmoid.
@@ -190,10 +188,6 @@ fn expect(
         Values::SameAs(other) => {
             let is_unused = fields.get(*other).is_some_and(|other| is_same(other, value));
             (is_unused, format!("the same value for `{key}` as for `{other}`"))
-        }
-        Values::Every(text) => {
-            let is_unused = value.as_array().is_some_and(|values| values.iter().all(|value| value == text));
-            (is_unused, format!("`{key}` with nothing but `{text}`"))
         }
     };
     if is_unused { Ok(()) } else { Err(expected) }

@@ -45,6 +45,8 @@ pub(crate) struct Attention {
     pub(crate) width: usize,
     /// Factor for query-key products.
     pub(crate) scale: f32,
+    /// Scores are limited to this, with a hyperbolic tangent.
+    pub(crate) cap: Option<f32>,
     pub(crate) window: AttentionWindow,
     pub(crate) distance: Distance,
 }
@@ -68,6 +70,11 @@ impl AttentionWindow {
 
     /// All tokens before it.
     pub(crate) const BEFORE: Self = Self { before: None, after: Some(0) };
+
+    /// The last `count` tokens, the own one included.
+    pub(crate) fn last(count: usize) -> Self {
+        Self { before: Some(count.saturating_sub(1)), after: Some(0) }
+    }
 
     /// The same number of tokens on both sides.
     pub(crate) fn within(distance: usize) -> Self {
@@ -143,15 +150,25 @@ impl Blocks {
                 false => value.clone(),
             };
             let (keys, values, mask) = (part(&keys, &two), part(&values, &two), part(mask, &one));
-            let mut inputs = vec![query, keys, values, Value::none(), mask];
-            if let Some(bias) = &bias {
+            // Positive for tokens after the query.
+            let distances = bias.as_ref().map(|_| {
                 let own = node("Slice", &[&self.positions, &start, &end, &zero]);
                 let own = node("Unsqueeze", &[&own, &one]);
                 let others = node("Slice", &[&self.positions, &from, &to, &zero]);
-                // Positive for tokens after the query.
-                let distances = node("Sub", &[&others, &own]);
-                inputs.push(bias.of(graph, &distances));
+                node("Sub", &[&others, &own])
+            });
+            let bias = bias.as_ref().zip(distances).map(|(bias, distances)| bias.of(graph, &distances));
+            if let Some(cap) = attention.cap {
+                return attend_with_cap(
+                    graph,
+                    attention,
+                    cap,
+                    [&query, &keys, &values, &mask],
+                    bias.as_ref(),
+                );
             }
+            let mut inputs = vec![query, keys, values, Value::none(), mask];
+            inputs.extend(bias);
             let attributes = vec![
                 integer("num_heads", attention.heads as i64),
                 float("mask_filter_value", MASKED),
@@ -242,11 +259,49 @@ impl DistanceBias {
     }
 }
 
+/// Attention with limited scores, which ONNX Runtime's operator does not have; keys and values are by head.
+fn attend_with_cap(
+    graph: &mut GraphBuilder,
+    attention: &Attention,
+    cap: f32,
+    [queries, keys, values, mask]: [&Value; 4],
+    bias: Option<&Value>,
+) -> Value {
+    let Attention { heads, width, scale, .. } = *attention;
+    let constants = [("capped_scale", scale / cap), ("cap", cap), ("one_float", 1.0), ("masked", MASKED)];
+    let [scale, cap, one, masked] = constants.map(|(name, value)| graph.floats(name, &[], &[value]));
+    let by_head = graph.integers("query_heads", &[0, 0, heads as i64, width as i64]);
+    let flat = graph.integers("flat_heads", &[0, 0, (heads * width) as i64]);
+    let axes = graph.integers("score_axes", &[1, 2]);
+    let transposed = |graph: &mut GraphBuilder, value: &Value, order: &[i64]| {
+        graph.node("Transpose", &[value], vec![integers("perm", order)])
+    };
+    let queries = graph.node("Reshape", &[queries, &by_head], vec![]);
+    let queries = transposed(graph, &queries, &[0, 2, 1, 3]);
+    let keys = transposed(graph, keys, &[0, 1, 3, 2]);
+    let scores = graph.node("MatMul", &[&queries, &keys], vec![]);
+    let scores = graph.node("Mul", &[&scores, &scale], vec![]);
+    let scores = graph.node("Tanh", &[&scores], vec![]);
+    let mut scores = graph.node("Mul", &[&scores, &cap], vec![]);
+    if let Some(bias) = bias {
+        scores = graph.node("Add", &[&scores, bias], vec![]);
+    }
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let padding = graph.node("Sub", &[&one, &mask], vec![]);
+    let padding = graph.node("Mul", &[&padding, &masked], vec![]);
+    let padding = graph.node("Unsqueeze", &[&padding, &axes], vec![]);
+    let scores = graph.node("Add", &[&scores, &padding], vec![]);
+    let weights = graph.node("Softmax", &[&scores], vec![integer("axis", -1)]);
+    let context = graph.node("MatMul", &[&weights, values], vec![]);
+    let context = transposed(graph, &context, &[0, 2, 1, 3]);
+    graph.node("Reshape", &[&context, &flat], vec![])
+}
+
 /// Position-dependent attention for texts with these ids; rotates queries and keys first.
 pub(crate) fn attend_by_position(
     graph: &mut GraphBuilder,
     attention: &Attention,
-    rotary: Option<Rotary>,
+    rotary: Option<&Rotary>,
     [queries, keys, values, mask, ids]: [&Value; 5],
 ) -> Value {
     let blocks = Blocks::new(graph, ids);

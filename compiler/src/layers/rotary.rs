@@ -3,7 +3,7 @@
 use crate::onnx::{GraphBuilder, Value, data_type, integer};
 
 /// Head rotation: pairs each value in the first half of the rotated values with one in the second half.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rotary {
     /// Number of rotated values per head, from the first on; even.
     pub(crate) width: usize,
@@ -13,9 +13,13 @@ pub(crate) struct Rotary {
 }
 
 /// Frequency scaling for texts longer than in training.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scaling {
     None,
+    /// Divides frequencies by `factor`.
+    Linear {
+        factor: f64,
+    },
     /// Multiplies the base by `factor`, and divides frequencies by `factor`^(2 / width), for all text lengths.
     Ntk {
         factor: f64,
@@ -24,6 +28,28 @@ pub(crate) enum Scaling {
     DynamicNtk {
         factor: f64,
         positions: usize,
+    },
+    /// Divides frequencies with fewer than `slow` turns in `positions` tokens by `factor`, and keeps those with more than
+    /// `fast` (Llama 3.1).
+    Llama3 {
+        factor: f64,
+        slow: f64,
+        fast: f64,
+        positions: usize,
+    },
+    /// Divides the frequencies after the pair `to` by `factor`, and keeps those before `from`.
+    Yarn {
+        factor: f64,
+        from: f64,
+        to: f64,
+        amplitude: f64,
+    },
+    /// Divides each frequency by a factor: `short`, or `long` in texts with more than `positions` tokens.
+    Long {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        positions: usize,
+        amplitude: f64,
     },
 }
 
@@ -36,25 +62,91 @@ pub(crate) struct Rotation {
 }
 
 impl Rotary {
-    /// Whether the frequencies are the same for all texts.
-    pub(crate) fn is_fixed(&self) -> bool {
-        !matches!(self.scaling, Scaling::DynamicNtk { .. })
-    }
-
-    /// The frequencies as a constant with one row.
+    /// The frequencies as a constant with one row, or with a second one for long texts.
     pub(crate) fn constant(&self, graph: &mut GraphBuilder) -> Value {
-        let name = format!("frequencies_{}_{}", self.width, self.base);
-        graph.floats(&name, &[1, self.width / 2], &self.frequencies())
+        let name = format!("frequencies_{}_{}{}", self.width, self.base, self.suffix());
+        let frequencies = self.frequencies();
+        graph.floats(&name, &[2 * frequencies.len() / self.width, self.width / 2], &frequencies)
     }
 
-    /// Angle between neighbouring positions, by pair, computed in the same order as in `transformers`.
-    fn frequencies(&self) -> Vec<f32> {
-        let (base, divisor) = match self.scaling {
-            Scaling::Ntk { factor } => (self.base * factor, factor.powf(2.0 / self.width as f64)),
-            Scaling::None | Scaling::DynamicNtk { .. } => (self.base, 1.0),
+    /// Tells scalings with the same base apart.
+    fn suffix(&self) -> String {
+        match &self.scaling {
+            Scaling::None | Scaling::Ntk { .. } | Scaling::DynamicNtk { .. } => String::new(),
+            Scaling::Linear { factor } => format!("_linear_{factor}"),
+            Scaling::Llama3 { factor, .. } => format!("_llama3_{factor}"),
+            Scaling::Yarn { factor, .. } => format!("_yarn_{factor}"),
+            Scaling::Long { .. } => "_long".to_owned(),
+        }
+    }
+
+    /// What the native engine needs besides the frequencies: a factor for cosines and sines, the number of tokens up to
+    /// which texts are short, and the factor by which the base grows.
+    pub(crate) fn parameters(&self, graph: &mut GraphBuilder) -> Value {
+        let parameters = match self.scaling {
+            Scaling::DynamicNtk { factor, positions } => vec![1.0, positions as f32, factor as f32],
+            Scaling::Long { positions, amplitude, .. } => vec![amplitude as f32, positions as f32],
+            _ if self.amplitude() != 1.0 => vec![self.amplitude()],
+            _ => return Value::none(),
         };
-        let frequency = |pair| 1.0 / base.powf(f64::from(self.exponent(pair))) as f32 / divisor as f32;
-        (0..self.width / 2).map(frequency).collect()
+        graph.floats(&format!("rotation{}", self.suffix()), &[parameters.len()], &parameters)
+    }
+
+    /// Factor for cosines and sines.
+    fn amplitude(&self) -> f32 {
+        match self.scaling {
+            Scaling::Yarn { amplitude, .. } | Scaling::Long { amplitude, .. } => amplitude as f32,
+            _ => 1.0,
+        }
+    }
+
+    /// Angle between neighbouring positions, by pair, computed in the same order as in `transformers`; then those for
+    /// long texts, if they differ.
+    fn frequencies(&self) -> Vec<f32> {
+        let base = if let Scaling::Ntk { factor } = self.scaling { self.base * factor } else { self.base };
+        let powers = (0..self.width / 2).map(|pair| base.powf(f64::from(self.exponent(pair))) as f32);
+        let plain = powers.clone().map(|power| 1.0 / power);
+        match &self.scaling {
+            Scaling::None | Scaling::DynamicNtk { .. } => plain.collect(),
+            Scaling::Linear { factor } => plain.map(|frequency| frequency / *factor as f32).collect(),
+            Scaling::Ntk { factor } => {
+                let divisor = factor.powf(2.0 / self.width as f64) as f32;
+                plain.map(|frequency| frequency / divisor).collect()
+            }
+            Scaling::Llama3 { factor, slow, fast, positions } => {
+                let [factor, slow, fast] = [*factor as f32, *slow as f32, *fast as f32];
+                let positions = *positions as f32;
+                let scaled = |frequency: f32| {
+                    let length = std::f32::consts::TAU / frequency;
+                    if length > positions / slow {
+                        return frequency / factor;
+                    }
+                    if length < positions / fast {
+                        return frequency;
+                    }
+                    let share = (positions / length - slow) / (fast - slow);
+                    (1.0 - share) * frequency / factor + share * frequency
+                };
+                plain.map(scaled).collect()
+            }
+            Scaling::Yarn { factor, from, to, .. } => {
+                // Avoids division by zero.
+                let to = if from == to { to + 0.001 } else { *to };
+                let (from, distance) = (*from as f32, (to - from) as f32);
+                let scaled = |(pair, power): (usize, f32)| {
+                    let kept = 1.0 - ((pair as f32 - from) / distance).clamp(0.0, 1.0);
+                    1.0 / (*factor as f32 * power) * (1.0 - kept) + 1.0 / power * kept
+                };
+                powers.enumerate().map(scaled).collect()
+            }
+            Scaling::Long { short, long, .. } => {
+                let scaled = |factors: &[f64]| {
+                    let pairs = powers.clone().zip(factors);
+                    pairs.map(|(power, factor)| 1.0 / (*factor as f32 * power)).collect::<Vec<_>>()
+                };
+                [scaled(short), scaled(long)].concat()
+            }
+        }
     }
 
     fn exponent(&self, pair: usize) -> f32 {
@@ -65,8 +157,14 @@ impl Rotary {
 impl Rotation {
     /// Creates the rotation for texts with `length` tokens, a one-element list, at `positions`, a list of floats from
     /// 0.
-    pub(crate) fn new(graph: &mut GraphBuilder, rotary: Rotary, [length, positions]: [&Value; 2]) -> Self {
+    pub(crate) fn new(graph: &mut GraphBuilder, rotary: &Rotary, [length, positions]: [&Value; 2]) -> Self {
         let mut frequencies = rotary.constant(graph);
+        if let Scaling::Long { positions, .. } = rotary.scaling {
+            let limit = graph.integers("short_length", &[positions as i64]);
+            let is_long = graph.node("Greater", &[length, &limit], vec![]);
+            let row = graph.cast(&is_long, data_type::INT64);
+            frequencies = graph.node("Gather", &[&frequencies, &row], vec![integer("axis", 0)]);
+        }
         if let Scaling::DynamicNtk { factor, positions } = rotary.scaling {
             let growth = growth(graph, length, factor, positions);
             // The base is multiplied by growth^(width / (width - 2)).
@@ -80,12 +178,20 @@ impl Rotation {
         let one = graph.integers("one", &[1]);
         let positions = graph.node("Unsqueeze", &[positions, &one], vec![]);
         let angles = graph.node("Mul", &[&positions, &frequencies], vec![]);
-        let cosines = graph.node("Cos", &[&angles], vec![]);
-        Self { rotary, cosines, sines: graph.node("Sin", &[&angles], vec![]) }
+        let amplitude = rotary.amplitude();
+        let [cosines, sines] = ["Cos", "Sin"].map(|function| {
+            let values = graph.node(function, &[&angles], vec![]);
+            if amplitude == 1.0 {
+                return values;
+            }
+            let amplitude = graph.floats("rotary_amplitude", &[], &[amplitude]);
+            graph.node("Mul", &[&values, &amplitude], vec![])
+        });
+        Self { rotary: rotary.clone(), cosines, sines }
     }
 
-    pub(crate) fn rotary(&self) -> Rotary {
-        self.rotary
+    pub(crate) fn rotary(&self) -> &Rotary {
+        &self.rotary
     }
 
     /// Rotates token vectors, which consist of `heads`.
@@ -121,7 +227,11 @@ mod tests {
     fn frequencies_fall_from_one_and_ntk_lowers_them() {
         let plain = Rotary { width: 4, base: 10_000.0, scaling: Scaling::None };
         assert_eq!(plain.frequencies(), [1.0, 0.01]);
-        let scaled = Rotary { scaling: Scaling::Ntk { factor: 4.0 }, ..plain };
-        assert_eq!(scaled.frequencies(), [0.5, 0.005 / 2.0]);
+        let scaled = |scaling| Rotary { scaling, ..plain.clone() }.frequencies();
+        assert_eq!(scaled(Scaling::Ntk { factor: 4.0 }), [0.5, 0.005 / 2.0]);
+        assert_eq!(scaled(Scaling::Linear { factor: 4.0 }), [0.25, 0.0025]);
+        let lists =
+            Scaling::Long { short: vec![1.0, 2.0], long: vec![4.0, 8.0], positions: 9, amplitude: 1.0 };
+        assert_eq!(scaled(lists), [1.0, 0.005, 0.25, 0.00125]);
     }
 }

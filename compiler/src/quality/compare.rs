@@ -197,6 +197,7 @@ mod tests {
             template: None,
             query_prompt: None,
             padding: None,
+            identifies_languages: false,
         });
         let quality = compare(&settings, [&forms[0], &forms[1]], 0);
         let Quality::Ranking { texts: 4, rank_agreement, mean_difference } = quality else {

@@ -44,9 +44,10 @@ pub(super) fn attend<K: Kernel>(
     copy(attention.keys, key_head, tokens.clone(), size, &mut scratch.keys);
     copy(attention.values, key_head, tokens, Head::value_stride(size), &mut scratch.values);
     if let Some(rotary) = attention.rotary.map(|rotary| &program.rotaries[rotary]) {
+        let table = rotary.table(scratch.keys.len() / size);
         for rows in [&mut scratch.queries, &mut scratch.keys] {
             for (position, row) in rows.chunks_exact_mut(size).enumerate() {
-                rotary.rotate(row, position);
+                table.get().rotate(row, position);
             }
         }
     }

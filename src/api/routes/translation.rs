@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 
 use crate::api::{
+    detection::{self, DetectRequest, DetectedLanguage},
     dialect::Dialect,
     route::{Api, Route, RouteMethod, Runs, get, post},
     translation::{TranslateRequest, TranslateResponse},
@@ -38,19 +39,28 @@ pub(super) const DEEPL: Api = Api {
 
 pub(super) const LIBRE_TRANSLATE: Api = Api {
     name: "LibreTranslate",
-    description: "Translation languages in LibreTranslate's API; `/translate` takes its requests.",
-    dialect: Dialect::Hub,
+    description: "Language identification and translation languages in LibreTranslate's API; `/translate` takes its requests.",
+    dialect: Dialect::Tei,
     prefix: None,
-    routes: &[get!(
-        "/languages",
-        "libre_languages",
-        translators::languages,
-        "List the languages, as LibreTranslate does"
-    )
-    .response::<Vec<translators::SourceLanguage>>(
-        "Source languages, with their target languages.",
-        r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
-    )],
+    routes: &[
+        get!(
+            "/languages",
+            "libre_languages",
+            translators::languages,
+            "List the languages, as LibreTranslate does"
+        )
+        .response::<Vec<translators::SourceLanguage>>(
+            "Source languages, with their target languages.",
+            r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
+        ),
+        post!("/detect", "detect", detection::detect, "Identify a text's language, as LibreTranslate does")
+            .request::<DetectRequest>(r#"{"q": "Good morning!"}"#)
+            .response::<Vec<DetectedLanguage>>(
+                "Possible languages, the most likely first.",
+                r#"[{"confidence": 91.5, "language": "en"}]"#,
+            )
+            .runs(Runs::ModelWithUsage),
+    ],
 };
 
 pub(super) const KIVU: Api = Api {

@@ -6,6 +6,7 @@
 //! and on every processor.
 
 mod graph;
+mod label_head;
 pub(super) mod model;
 mod stages;
 mod table;
@@ -20,6 +21,7 @@ use kivu_engine::kernel::InstructionSet;
 use self::workers::{MIN_SHARED_TOKENS, Workers};
 pub use self::{
     graph::MULTI_VECTORS,
+    label_head::{HIERARCHICAL_SOFTMAX, ROW_PRODUCTS},
     model::{NativeModel, WeightFiles},
     table::{MEAN_OF_INT8_ROWS, MEAN_OF_ROWS, TableBackend, TableModel},
     weights::Buffer,

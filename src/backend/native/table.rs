@@ -1,4 +1,4 @@
-//! Static embeddings: a text's vector is the mean over its tokens' table rows.
+//! Static embeddings, and fastText's classifiers: a text's vector is the mean over its tokens' table rows.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -7,6 +7,7 @@ use kivu_engine::array::Array;
 
 use super::{
     graph::{self, data},
+    label_head::LabelHead,
     model::WeightFiles,
 };
 use crate::{
@@ -34,6 +35,7 @@ pub struct TableModel {
     height: usize,
     /// Values per row.
     width: usize,
+    head: Option<LabelHead>,
     mapped: Arc<MappedFiles>,
 }
 
@@ -45,7 +47,7 @@ enum Rows {
 }
 
 impl TableModel {
-    /// Whether `graph` contains only a table.
+    /// Whether `graph` contains only a table, and a label head if there is one.
     pub fn is_in(graph: &[u8]) -> Result<bool> {
         let model = ModelProto::from_bytes(graph)?;
         Ok(model.graph.iter().flat_map(|graph| &graph.node).any(is_mean))
@@ -61,7 +63,8 @@ impl TableModel {
                 "expected a graph with only a vector table, but found {what}; use `engine = \"onnx\"`"
             ))
         };
-        let others = graph.node.iter().any(|node| !is_mean(node) && node.op_type != "Identity");
+        let is_known = |node: &NodeProto| is_mean(node) || LabelHead::has(node) || node.op_type == "Identity";
+        let others = !graph.node.iter().all(is_known);
         let Some(mean) = graph.node.iter().find(|node| is_mean(node)).filter(|_| !others) else {
             return Err(unsupported("other operators"));
         };
@@ -92,7 +95,8 @@ impl TableModel {
         if !is_complete {
             return Err(unsupported(&format!("a table whose data is not of shape {height} × {width}")));
         }
-        Ok(Self { signature, rows, height, width, mapped: files.mapped })
+        let head = LabelHead::open(&graph, mean, width, &files.files)?;
+        Ok(Self { signature, rows, height, width, head, mapped: files.mapped })
     }
 
     /// Graph inputs and outputs.
@@ -126,7 +130,13 @@ impl TableModel {
             let tokens = text * length..(text + 1) * length;
             self.add_mean(&ids[tokens.clone()], &mask[tokens], mean)?;
         }
-        Ok(vec![Tensor::new(vec![count, self.width], Elements::Fp32(means))?])
+        let Some(head) = &self.head else {
+            return Ok(vec![Tensor::new(vec![count, self.width], Elements::Fp32(means))?]);
+        };
+        let mut scores = vec![0.0_f32; count * head.labels];
+        let texts = means.chunks_exact(self.width).zip(scores.chunks_exact_mut(head.labels));
+        texts.for_each(|(mean, scores)| head.score(mean, scores));
+        Ok(vec![Tensor::new(vec![count, head.labels], Elements::Fp32(scores))?])
     }
 
     /// Adds the mean over unmasked tokens' rows to `mean`; nothing if there are none.

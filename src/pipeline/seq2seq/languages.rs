@@ -172,6 +172,22 @@ fn language(name: &str) -> Option<Language> {
     by_code.or_else(|| Language::from_639_3(english()?.1))
 }
 
+/// Whether labels are language codes: English is among them, and nine of ten are in ISO 639; models also have
+/// deprecated codes. Without English, labels such as `pos` and `neg` may be codes by chance.
+pub fn are_languages(labels: &[String]) -> bool {
+    let known: Vec<Language> = labels.iter().filter_map(|label| language(label)).collect();
+    known.contains(&Language::Eng) && known.len() * 10 >= labels.len() * 9
+}
+
+/// The code of a language that a classifier identified: short if the label is a code with a script, otherwise the label.
+pub fn identified_code(label: &str, labels: &[String]) -> String {
+    // Wikipedia's code for Alemannic is ISO 639's for Albanian, which Wikipedia calls `sq`.
+    if label == "als" && labels.iter().any(|label| label == "sq") {
+        return "gsw".to_owned();
+    }
+    if label.contains(['_', '-']) { ListedLanguage::new(label).code } else { label.to_owned() }
+}
+
 /// A language for lists.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListedLanguage {
@@ -422,6 +438,18 @@ mod tests {
         let pair = names(&["pt"]);
         insta::assert_snapshot!(pair.find("tgt_lang", "de").unwrap_err(), @"expected a language of the model in `tgt_lang`, but found `de`; it has `pt`");
         assert!(error(&"x".repeat(1_000_000)).to_string().len() < 200);
+    }
+
+    #[test]
+    fn labels_are_languages_if_nearly_all_are_codes_and_one_is_english() {
+        let labels = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect::<Vec<_>>();
+        assert!(are_languages(&labels(&["en", "fr", "zh", "ceb"])));
+        assert!(are_languages(&labels(&["eng_Latn", "fra_Latn"])));
+        assert!(!are_languages(&labels(&["pos", "neg", "neu"])));
+        assert!(!are_languages(&labels(&["en", "fr", "x", "y"])));
+        assert_eq!(identified_code("als", &labels(&["sq", "als"])), "gsw");
+        assert_eq!(identified_code("als", &labels(&["als", "en"])), "als");
+        assert_eq!(identified_code("zho_Hans", &[]), "zh");
     }
 
     #[test]

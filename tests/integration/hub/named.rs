@@ -289,7 +289,7 @@ fn names_without_a_model_are_refused() {
         refusal.replace(&hub.url, "[hub]")
     };
     insta::assert_snapshot!(refused("no-such-model"), @"
-    error: expected a bundle, a recipe (`minilm`, `rank`, `sentiment`, `translate-en-pt`, `translate-pt-en`, `zero-shot`) or a Hugging Face hub repository as ORG/NAME, but found `no-such-model`
+    error: expected a bundle, a recipe (`minilm`, `rank`, `sentiment`, `text-language`, `translate-en-pt`, `translate-pt-en`, `zero-shot`) or a Hugging Face hub repository as ORG/NAME, but found `no-such-model`
     hint: `kivu models` lists the models on this machine
     ");
     insta::assert_snapshot!(refused("tests/nothing"), @"

@@ -30,7 +30,7 @@ use kivu::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::fixtures;
+use crate::{fast_text::identifying_model, models::fixtures};
 use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;
@@ -158,6 +158,76 @@ async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Valu
 
 async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     ask_with(limits(), path, body).await
+}
+
+#[tokio::test]
+async fn languages_that_requests_do_not_name_are_identified() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(identifying) = identifying_model(folder.path()) else { return };
+    let all = ["eng_Latn", "fra_Latn", "por_Latn", "zho_Hans", "zho_Hant"];
+    let models = vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all), identifying];
+    let app = router(App::new(models, limits()));
+    let ask = async |path: &str, body: Value| {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        answer(app.clone().oneshot(request).await.unwrap()).await
+    };
+    let texts = json!(["O gato.", "The keys.", " "]);
+    let (status, found) = ask("/translate", json!({ "q": texts, "source": "auto", "target": "fr" })).await;
+    assert_eq!(status, StatusCode::OK, "{found}");
+    assert_eq!(found["translatedText"], texts);
+    let languages = found["detectedLanguage"].as_array().unwrap();
+    let codes: Vec<_> = languages.iter().map(|found| found["language"].as_str().unwrap()).collect();
+    assert_eq!(codes, ["pt", "en", "en"]);
+    assert!(languages[..2].iter().all(|found| found["confidence"].as_f64().unwrap() > 75.0), "{found}");
+    assert_eq!(languages[2]["confidence"], 0.0, "a text of spaces has no language");
+    let (_, found) = ask("/translate", json!({ "q": "The keys.", "target": "fr" })).await;
+    assert_eq!(found["detectedLanguage"]["language"], "en");
+    // A named language is not identified.
+    let (_, found) = ask("/translate", json!({ "q": "The keys.", "source": "pt", "target": "fr" })).await;
+    assert_eq!(found, json!({ "translatedText": "The keys." }));
+    let (_, found) =
+        ask("/v2/translate", json!({ "text": ["O gato.", "The keys."], "target_lang": "FR" })).await;
+    let codes = [0, 1].map(|text| found["translations"][text]["detected_source_language"].clone());
+    assert_eq!(codes, ["PT", "EN"]);
+
+    // The models for the languages differ.
+    let (_, found) = ask("/translate", json!({ "inputs": texts, "tgt_lang": "French" })).await;
+    let of_texts = |field: &str| [0, 1, 2].map(|text| found["translations"][text][field].clone());
+    assert_eq!(found["model"], "all");
+    assert_eq!(of_texts("model"), ["all", "two", "two"]);
+    assert_eq!(of_texts("src_lang"), ["por_Latn", "eng_Latn", "eng_Latn"]);
+    assert_eq!(of_texts("text"), ["O gato.", "The keys.", " "]);
+    let body = json!({ "inputs": "O gato.", "model": "all", "tgt_lang": "French" });
+    let (_, found) = ask("/translate", body).await;
+    assert_eq!(found["translations"][0]["src_lang"], "por_Latn");
+    assert_eq!(found["translations"][0]["model"], Value::Null);
+
+    for (path, body, expected) in [
+        ("/translate", json!({ "q": "Ella lee cada noche.", "target": "fr" }), "found `es` ("),
+        (
+            "/translate",
+            json!({ "q": "Ella lee cada noche.", "target": "fr" }),
+            "name the language in `source` if",
+        ),
+        (
+            "/translate",
+            json!({ "q": ["The keys.", "火车九点出发。"], "target": "fr" }),
+            "text 1: expected a text in a language that can be translated, but found `zh`",
+        ),
+        (
+            "/v2/translate",
+            json!({ "text": "Ella lee cada noche.", "target_lang": "FR" }),
+            "in `source_lang` if it is another",
+        ),
+        ("/translate", json!({ "inputs": "O gato.", "model": "two", "tgt_lang": "French" }), "found `pt` ("),
+        // Without a target, the first model decides.
+        ("/translate", json!({ "inputs": "O gato." }), "expected the languages of the translation"),
+    ] {
+        let (status, found) = ask(path, body).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert!(found.to_string().contains(expected), "{found}");
+    }
 }
 
 /// A refused request's status and message.
@@ -466,12 +536,12 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         errors.push(format!("{status} {body}"));
     }
     insta::assert_snapshot!(errors.join("\n"), @r#"
-    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language in `target`, but found none","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `format` to be `text`, but found `html`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `alternatives` from 0 to 9, but found another value","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language of the models in `source`, but found `tlh`; they have `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
-    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since languages are not detected, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
+    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
     422 Unprocessable Entity {"message":"expected `tag_handling` to be none, but found `xml`"}
     422 Unprocessable Entity {"message":"expected `formality` to be `default`, `prefer_more` or `prefer_less`, but found `more`"}
     "#);

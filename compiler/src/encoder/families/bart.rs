@@ -86,11 +86,13 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
     let scale = config.is_set("scale_embedding")?.then(|| (hidden as f32).sqrt());
     let positions =
         if half == "encoder" { "encoder.embed_positions.weight" } else { "decoder.embed_positions.weight" };
+    let max_positions = config.require_size("max_position_embeddings")?;
     Ok(EncoderConfig {
         facts: Facts {
             architecture: config.architecture().to_owned(),
             hidden,
-            max_positions: config.require_size("max_position_embeddings")?,
+            max_positions,
+            longest: max_positions,
         },
         vocabulary: config.require_size("vocab_size")?,
         layers: size("layers")?,

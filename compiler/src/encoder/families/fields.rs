@@ -67,10 +67,12 @@ impl Facts {
             | "luke" => rows_up_to(padding(config)?),
             _ => 0,
         };
+        let max_positions = rows.saturating_sub(unusable);
         Ok(Self {
             architecture: config.architecture().to_owned(),
             hidden: config.require_any_size(&HIDDEN)?,
-            max_positions: rows.saturating_sub(unusable),
+            max_positions,
+            longest: max_positions,
         })
     }
 }
@@ -132,6 +134,14 @@ pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result
     }
 }
 
+/// Window size in tokens; `None` if the file says `null`.
+pub(super) fn optional_window(config: &ConfigFile, field: &str, default: usize) -> Result<Option<usize>> {
+    match config.fields().get(field).is_some_and(serde_json::Value::is_null) {
+        true => Ok(None),
+        false => window(config, field, default).map(Some),
+    }
+}
+
 /// Period, in layers, at which a layer has full attention.
 pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
     /// Far above any model's.
@@ -153,8 +163,8 @@ pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> 
         )));
     }
     let spans = types.iter().map(|name| match name.as_str() {
-        "full_attention" => Ok(full),
-        "sliding_attention" => Ok(sliding),
+        "full_attention" => Ok(full.clone()),
+        "sliding_attention" => Ok(sliding.clone()),
         other => Err(Error::model(format!(
             "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
         ))),

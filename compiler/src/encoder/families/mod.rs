@@ -3,14 +3,17 @@
 mod albert;
 mod bart;
 mod bert;
+mod decoders;
 mod fields;
-mod gemma3;
+mod gemma;
 mod gte;
 mod jina;
+mod llama;
 mod megatron;
+mod mistral;
 mod modernbert;
 mod nomic;
-mod qwen3;
+mod qwen;
 mod rope;
 mod t5;
 
@@ -24,7 +27,7 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 21] = [
+pub(crate) const MODEL_TYPES: [&str; 27] = [
     "bert",
     "distilbert",
     "roberta",
@@ -41,7 +44,13 @@ pub(crate) const MODEL_TYPES: [&str; 21] = [
     "nomic_bert",
     "new",
     "gte",
+    "eurobert",
+    "llama",
+    "mistral",
+    "qwen2",
     "qwen3",
+    "gemma",
+    "gemma2",
     "gemma3_text",
     t5::T5,
     t5::MT5,
@@ -70,8 +79,14 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
-        "qwen3" => qwen3::read(config),
-        "gemma3_text" => gemma3::read(config),
+        "llama" => llama::read(config),
+        "eurobert" => llama::read_eurobert(config),
+        "mistral" => mistral::read(config),
+        "qwen2" => qwen::read_qwen2(config),
+        "qwen3" => qwen::read_qwen3(config),
+        "gemma" => gemma::read_gemma(config),
+        "gemma2" => gemma::read_gemma2(config),
+        "gemma3_text" => gemma::read_gemma3(config),
         t5::T5 | t5::MT5 => t5::read(config),
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
@@ -257,9 +272,9 @@ mod tests {
     fn scaling_is_named_by_either_field() {
         let both = json!({"type": "linear", "rope_type": "default"});
         let config = changed("tiny-qwen3", "rope_scaling", both).unwrap();
-        assert_eq!(config.spans[0].rotary.unwrap().scaling, Scaling::None);
-        let refusal = changed("tiny-qwen3", "rope_scaling", json!({"type": "yarn", "factor": 2.0}));
-        assert!(refusal.unwrap_err().to_string().contains("`yarn`"));
+        assert_eq!(config.spans[0].rotary.as_ref().unwrap().scaling, Scaling::None);
+        let refusal = changed("tiny-qwen3", "rope_scaling", json!({"type": "ntk", "factor": 2.0}));
+        assert!(refusal.unwrap_err().to_string().contains("`ntk`"));
     }
 
     #[test]
@@ -280,7 +295,7 @@ mod tests {
             "sliding_attention": { "rope_type": "default", "rope_theta": 7.0 },
         });
         let named = changed("tiny-modernbert", "rope_parameters", bases).unwrap();
-        let base = |layer: usize| named.spans[layer].rotary.unwrap().base;
+        let base = |layer: usize| named.spans[layer].rotary.as_ref().unwrap().base;
         assert_eq!([base(0), base(1)], [5.0, 7.0]);
         let shared = changed("tiny-modernbert", "local_rope_theta", Value::Null).unwrap();
         assert_eq!(shared.spans[1].rotary, shared.spans[0].rotary);
@@ -288,7 +303,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 18] = [
+        const FIXTURES: [(&str, &str); 23] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
@@ -298,11 +313,16 @@ mod tests {
             ("distilbert", "tiny-distilbert"),
             ("electra", "tiny-electra"),
             ("ernie", "tiny-ernie"),
+            ("gemma", "tiny-gemma-rank"),
+            ("gemma2", "tiny-gemma2"),
             ("gemma3_text", "tiny-gemma3"),
+            ("llama", "tiny-llama"),
             ("megatron-bert", "tiny-megatron"),
+            ("mistral", "tiny-mistral"),
             ("modernbert", "tiny-modernbert-cls"),
             ("mpnet", "tiny-mpnet"),
             ("mt5", "tiny-mt5"),
+            ("qwen2", "tiny-qwen2"),
             ("qwen3", "tiny-qwen3"),
             ("roberta", "tiny-roberta"),
             ("t5", "tiny-t5"),
@@ -331,7 +351,7 @@ mod tests {
 
     #[test]
     fn nomic_reads_both_forms_of_its_config() {
-        let rotary = |config: EncoderConfig| config.spans[0].rotary.unwrap();
+        let rotary = |config: EncoderConfig| config.spans[0].rotary.clone().unwrap();
         let own = rotary(changed("tiny-nomic", "causal", json!(false)).unwrap());
         assert_eq!(own.scaling, Scaling::DynamicNtk { factor: 2.0, positions: 64 });
         let config = json!({

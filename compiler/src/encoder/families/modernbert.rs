@@ -100,7 +100,7 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
     };
     let global = span(AttentionWindow::ALL, global_base)?;
     let local = span(AttentionWindow::within(window / 2), local_base)?;
-    if let Some(spans) = fields::spans_by_type(config, [global, local])? {
+    if let Some(spans) = fields::spans_by_type(config, [global.clone(), local.clone()])? {
         return Ok(spans);
     }
     let every = fields::period(config, &["global_attn_every_n_layers"], 3)?;

@@ -1,12 +1,18 @@
 //! Rotary position settings in a `config.json`.
 
+use std::f64::consts::TAU;
+
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::{
     config::ConfigFile,
     layers::{Rotary, Scaling},
 };
-use kivu::error::{Error, Result};
+use kivu::error::{Error, Result, quoted};
+
+/// The type without scaling.
+pub(super) const DEFAULT: &str = "default";
 
 /// An entry in `rope_parameters`, or `rope_scaling` in older files.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -20,13 +26,34 @@ pub(super) struct Rope {
     /// Option in GTE's scaling.
     mixed_b: Option<f64>,
     original_max_position_embeddings: Option<usize>,
+    // Llama 3's.
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    // YaRN's and LongRoPE's.
+    attention_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    /// `null` is false.
+    #[serde(default = "truncates")]
+    truncate: Option<bool>,
+    short_factor: Option<Vec<f64>>,
+    long_factor: Option<Vec<f64>>,
+}
+
+/// A missing key differs from `null`.
+fn truncates() -> Option<bool> {
+    Some(true)
 }
 
 impl Rope {
-    /// The settings for all layers.
+    /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
     pub(super) fn read(config: &ConfigFile) -> Result<Self> {
-        let scaling: Option<Self> = config.get("rope_scaling")?;
-        let mut rope = config.get("rope_parameters")?.or(scaling).unwrap_or_default();
+        let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+        let is_given = config.fields().get("rope_scaling").is_some_and(|value| !is_empty(value));
+        let field = if is_given { "rope_scaling" } else { "rope_parameters" };
+        let mut rope: Self = config.get(field)?.unwrap_or_default();
         if rope.rope_theta.is_none() {
             rope.rope_theta = config.get("rope_theta")?;
         }
@@ -38,15 +65,16 @@ impl Rope {
         Ok(config.get("rope_scaling")?.unwrap_or_default())
     }
 
+    /// The scaling's type.
+    pub(super) fn kind(&self) -> &str {
+        self.rope_type.as_ref().or(self.r#type.as_ref()).map_or(DEFAULT, String::as_str)
+    }
+
     /// The scaling, which must be one of `supported`. `positions` is the training length.
     pub(super) fn scaling(&self, supported: &[&str], positions: usize) -> Result<Scaling> {
-        let kind = self.rope_type.as_ref().or(self.r#type.as_ref()).map_or("default", String::as_str);
-        if let Some(found) = self.partial_rotary_factor.filter(|factor| *factor != 1.0) {
-            return Err(Error::model(format!(
-                "expected rotary positions without `partial_rotary_factor`, but found {found}"
-            )));
-        }
-        if kind == "default" {
+        let kind = self.kind();
+        self.expect_whole_heads()?;
+        if kind == DEFAULT {
             return Ok(Scaling::None);
         }
         if !supported.contains(&kind) {
@@ -60,18 +88,129 @@ impl Rope {
                 "expected `{kind}` scaling without `mixed_b`, but found {found}"
             )));
         }
-        let factor = self.factor.filter(|factor| *factor >= 1.0 && factor.is_finite()).ok_or_else(|| {
-            let found = self.factor.map_or_else(|| "none".to_owned(), |factor| factor.to_string());
-            Error::model(format!("expected a `factor` of at least 1 for `{kind}` scaling, but found {found}"))
-        })?;
         Ok(match kind {
-            "ntk" => Scaling::Ntk { factor },
+            "ntk" => Scaling::Ntk { factor: self.factor()? },
+            "linear" => Scaling::Linear { factor: self.factor()? },
             _ => {
                 let positions = self.original_max_position_embeddings.unwrap_or(positions);
-                Scaling::DynamicNtk { factor, positions }
+                Scaling::DynamicNtk { factor: self.factor()?, positions }
             }
         })
     }
+
+    fn expect_whole_heads(&self) -> Result<()> {
+        match self.partial_rotary_factor.filter(|factor| *factor != 1.0) {
+            None => Ok(()),
+            Some(found) => Err(Error::model(format!(
+                "expected rotary positions without `partial_rotary_factor`, but found {found}"
+            ))),
+        }
+    }
+
+    /// The scaling in a decoder with `positions`, as in `transformers`; for heads with `width` values.
+    fn of_decoder(&self, [width, positions]: [usize; 2], base: f64) -> Result<Scaling> {
+        let original = self.original_max_position_embeddings.unwrap_or(positions);
+        self.expect_whole_heads()?;
+        match self.kind() {
+            "dynamic" => Ok(Scaling::DynamicNtk { factor: self.factor()?, positions }),
+            "llama3" => self.llama3(),
+            "yarn" => self.yarn(width, base, original),
+            "longrope" => self.long(width, [original, positions]),
+            _ => self.scaling(&["linear", "dynamic", "llama3", "yarn", "longrope"], positions),
+        }
+    }
+
+    fn llama3(&self) -> Result<Scaling> {
+        let found = [self.low_freq_factor, self.high_freq_factor];
+        let (Some(positions), [Some(slow), Some(fast)]) = (self.original_max_position_embeddings, found)
+        else {
+            return Err(Error::model(format!(
+                "expected {} for `llama3` scaling, but found them not all",
+                quoted(&["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+            )));
+        };
+        if !(slow > 0.0 && fast > slow && fast.is_finite()) {
+            return Err(Error::model(format!(
+                "expected a `low_freq_factor` above 0, and a greater `high_freq_factor`, but found {slow} and {fast}"
+            )));
+        }
+        Ok(Scaling::Llama3 { factor: self.factor()?, slow, fast, positions })
+    }
+
+    fn yarn(&self, width: usize, base: f64, positions: usize) -> Result<Scaling> {
+        let factor = self.factor()?;
+        let scale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let is_set = |value: &f64| *value != 0.0;
+        let scales = [self.mscale.filter(is_set), self.mscale_all_dim.filter(is_set)];
+        let amplitude = match (self.attention_factor, scales) {
+            (Some(found), _) => found,
+            (None, [Some(of_angles), Some(of_all)]) => scale(of_angles) / scale(of_all),
+            (None, _) => scale(1.0),
+        };
+        // The pair that turns this often in the training length.
+        let pair = |turns: f64| width as f64 * (positions as f64 / (turns * TAU)).ln() / (2.0 * base.ln());
+        let mut from = pair(self.beta_fast.filter(is_set).unwrap_or(32.0));
+        let mut to = pair(self.beta_slow.filter(is_set).unwrap_or(1.0));
+        if self.truncate.unwrap_or(false) {
+            (from, to) = (from.floor(), to.ceil());
+        }
+        (from, to) = (from.max(0.0), to.min((width - 1) as f64));
+        if ![amplitude, from, to].iter().all(|value| (*value as f32).is_finite()) {
+            return Err(Error::model(format!(
+                "expected finite angles for `yarn` scaling, but found a factor of {amplitude} for them, and pairs from \
+                 {from} to {to}"
+            )));
+        }
+        Ok(Scaling::Yarn { factor, from, to, amplitude })
+    }
+
+    fn long(&self, width: usize, [original, positions]: [usize; 2]) -> Result<Scaling> {
+        let list = |name: &str, factors: &Option<Vec<f64>>| {
+            let factors = factors.clone().unwrap_or_default();
+            let are_valid = factors.iter().all(|factor| *factor > 0.0 && factor.is_finite());
+            match factors.len() == width / 2 && are_valid {
+                true => Ok(factors),
+                false => Err(Error::model(format!(
+                    "expected a `{name}` of {} numbers above 0 for `longrope` scaling, but found {}",
+                    width / 2,
+                    factors.len()
+                ))),
+            }
+        };
+        let [short, long] = [("short_factor", &self.short_factor), ("long_factor", &self.long_factor)]
+            .map(|(name, factors)| list(name, factors));
+        let factor = self.factor.unwrap_or(positions as f64 / original as f64);
+        let amplitude = match self.attention_factor {
+            Some(found) => found,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        if !(amplitude as f32).is_finite() || original < 2 {
+            return Err(Error::model(format!(
+                "expected an `original_max_position_embeddings` of at least 2, and a finite `attention_factor`, but found \
+                 {original} and {amplitude}"
+            )));
+        }
+        Ok(Scaling::Long { short: short?, long: long?, positions: original, amplitude })
+    }
+
+    fn factor(&self) -> Result<f64> {
+        self.factor.filter(|factor| *factor >= 1.0 && factor.is_finite()).ok_or_else(|| {
+            let found = self.factor.map_or_else(|| "none".to_owned(), |factor| factor.to_string());
+            let kind = self.kind();
+            Error::model(format!("expected a `factor` of at least 1 for `{kind}` scaling, but found {found}"))
+        })
+    }
+}
+
+/// A decoder's rotary positions, the same in all layers, for heads with `width` values.
+pub(super) fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
+    let rope = Rope::read(config)?;
+    let base = rope.rope_theta.unwrap_or(10_000.0);
+    let positions = config.require_size("max_position_embeddings")?;
+    // YaRN divides by the base's logarithm.
+    rotary(width, 1.0, base, Scaling::None)?;
+    rotary(width, 1.0, base, rope.of_decoder([width, positions], base)?)
 }
 
 /// Rotary embedding for `fraction` of a head's `width`.

@@ -45,6 +45,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             architecture: config.architecture().to_owned(),
             hidden: config.require_size("d_model")?,
             max_positions,
+            longest: max_positions,
         },
         vocabulary: config.require_size("vocab_size")?,
         layers: config.require_size("num_layers")?,

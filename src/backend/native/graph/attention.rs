@@ -5,7 +5,7 @@ use kivu_engine::{
     program::{
         Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId, View,
     },
-    rotary::{MAX_POSITIONS, Rotary},
+    rotary::{self, Lengths, MAX_POSITIONS, Rotary},
 };
 
 use super::{Meaning, Operation, Reader, float, integer, unsupported};
@@ -17,7 +17,8 @@ struct Settings {
     key_heads: usize,
     /// Factor on query-key products; by default 1 / √(head width).
     scale: Option<f32>,
-    frequencies: Option<Vec<f32>>,
+    cap: Option<f32>,
+    rotary: Option<rotary::Settings>,
     window: AttentionWindow,
     bias: DistanceBias,
 }
@@ -42,7 +43,8 @@ impl<'a> Reader<'a> {
             heads,
             key_heads: heads,
             scale: float(node, "scale"),
-            frequencies: None,
+            cap: None,
+            rotary: None,
             window: AttentionWindow::ALL,
             bias: distances,
         };
@@ -70,8 +72,16 @@ impl<'a> Reader<'a> {
     /// Attention that depends on positions, see `compiler/src/functions.rs`.
     pub(super) fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
-        let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes] = &node.input[..] else {
+        let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes, others @ ..] =
+            &node.input[..]
+        else {
             return Err(refuse());
+        };
+        // Former versions wrote neither.
+        let [rotation, cap] = match others {
+            [] => ["", ""],
+            [rotation, cap] => [rotation.as_str(), cap],
+            _ => return Err(refuse()),
         };
         self.require_mask(node, mask)?;
         let shape = self.integers(shape).ok_or_else(refuse)?;
@@ -86,20 +96,20 @@ impl<'a> Reader<'a> {
             "" => DistanceBias::None,
             slopes => DistanceBias::Slopes(self.array(slopes, heads)?),
         };
-        let frequencies = match frequencies.as_str() {
+        let rotary = match frequencies.as_str() {
             "" => None,
-            name => {
-                let (_, pairs) = self.shape(name)?;
-                let frequencies: Array<f32> = self.array(name, pairs)?;
-                Some(frequencies.to_vec())
-            }
+            name => Some(self.rotary_settings(name, rotation)?),
+        };
+        let cap = match cap {
+            "" => None,
+            name => Some(self.array::<f32>(name, 1)?[0]),
         };
         let is_of_tokens = matches!(self.meaning(ids)?, Meaning::Ids);
         let queries_are_tokens = self.values[self.view(queries)?.value].per == Per::Token;
         if !is_of_tokens || !queries_are_tokens {
             return Err(refuse());
         }
-        let settings = Settings { heads, key_heads, scale: Some(scale[0]), frequencies, window, bias };
+        let settings = Settings { heads, key_heads, scale: Some(scale[0]), cap, rotary, window, bias };
         self.attend(node, [queries, keys, values], settings)
     }
 
@@ -122,7 +132,8 @@ impl<'a> Reader<'a> {
             heads,
             key_heads: heads,
             scale: Some(scale[0]),
-            frequencies: None,
+            cap: None,
+            rotary: None,
             window: AttentionWindow::ALL,
             bias: DistanceBias::Vectors(vectors),
         };
@@ -151,19 +162,49 @@ impl<'a> Reader<'a> {
         Ok(DistanceVectors::new(columns, tables))
     }
 
-    /// Adds the rotary embedding with these frequencies, unless a layer has added it before.
-    fn rotary(&mut self, frequencies: Vec<f32>) -> RotaryId {
+    /// Rotary settings: frequencies in one row, or in two; `rotation` has a factor for cosines and sines, and then for
+    /// angles that depend on a text's length its maximum for the first row, and the base's growth.
+    fn rotary_settings(&self, name: &str, rotation: &str) -> Result<rotary::Settings> {
+        let refuse = || unsupported(&format!("the parameters `{rotation}`"));
+        let (rows, pairs) = self.shape(name)?;
+        let frequencies: Array<f32> = self.array(name, rows.saturating_mul(pairs))?;
+        let parameters = match rotation {
+            "" => vec![1.0],
+            rotation => {
+                let count =
+                    self.tensor(rotation)?.dims.first().and_then(|count| usize::try_from(*count).ok());
+                self.array::<f32>(rotation, count.unwrap_or(0))?.to_vec()
+            }
+        };
+        let tokens = |positions: f32| Some(positions as usize).filter(|positions| *positions > 0);
+        let (amplitude, lengths) = match (rows, &parameters[..]) {
+            (1, [amplitude]) => (*amplitude, Lengths::Alike),
+            (2, [amplitude, positions]) => {
+                let positions = tokens(*positions).ok_or_else(refuse)?;
+                (*amplitude, Lengths::Other { frequencies: frequencies[pairs..].to_vec(), positions })
+            }
+            (1, [amplitude, positions, factor]) if pairs > 1 => {
+                let positions = tokens(*positions).ok_or_else(refuse)?;
+                (*amplitude, Lengths::Growing { factor: *factor, positions })
+            }
+            _ => return Err(refuse()),
+        };
+        Ok(rotary::Settings { frequencies: frequencies[..pairs].to_vec(), amplitude, lengths })
+    }
+
+    /// Adds a rotary embedding, unless a layer has added it before.
+    fn rotary(&mut self, settings: rotary::Settings) -> RotaryId {
         self.limits.length = self.limits.length.min(MAX_POSITIONS);
-        let known = self.rotaries.iter().position(|rotary| rotary.frequencies() == frequencies);
+        let known = self.rotaries.iter().position(|rotary| *rotary.settings() == settings);
         let id = known.unwrap_or(self.rotaries.len());
         if known.is_none() {
-            self.rotaries.push(Rotary::new(frequencies));
+            self.rotaries.push(Rotary::new(settings));
         }
         id
     }
 
     fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
-        let Settings { heads, key_heads, scale, frequencies, window, bias } = settings;
+        let Settings { heads, key_heads, scale, cap, rotary, window, bias } = settings;
         let [queries, keys, values] = names.map(|name| self.by_row(name));
         let (queries, keys, values) = (queries?, keys?, values?);
         let per = |view: View| self.values[view.value].per;
@@ -179,11 +220,11 @@ impl<'a> Reader<'a> {
             return Err(unsupported(&format!("the shapes of `{}`", node.name)));
         }
         let (rows, size) = (per(queries), queries.width / heads);
-        let rotary = match frequencies {
-            Some(frequencies) if 2 * frequencies.len() > size => {
+        let rotary = match rotary {
+            Some(rotary) if 2 * rotary.frequencies.len() > size => {
                 return Err(unsupported(&format!("the frequencies of `{}`", node.name)));
             }
-            Some(frequencies) => Some(self.rotary(frequencies)),
+            Some(rotary) => Some(self.rotary(rotary)),
             None => None,
         };
         let scale = scale.unwrap_or_else(|| 1.0 / (size as f32).sqrt());
@@ -196,6 +237,7 @@ impl<'a> Reader<'a> {
             heads,
             key_heads,
             scale,
+            cap,
             rotary,
             window,
             bias,

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, path::PathBuf};
 
 use kivu::{
-    Result,
+    Model, Result,
     config::{Config, EngineChoice},
     pipeline::Task,
     repository::manifest::Precision,
@@ -11,17 +11,19 @@ use kivu::{
 use kivu_compiler::named::Options;
 use serde::Deserialize;
 
+use crate::tasks::read;
+
 /// A model's name, and how it is built and opened.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
-    pub(crate) name: String,
-    pub(crate) options: LoadOptions,
+pub struct Source {
+    name: String,
+    options: LoadOptions,
 }
 
 /// Options for loading a model.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "an object")]
-pub(crate) struct LoadOptions {
+struct LoadOptions {
     task: Option<Task>,
     precision: Option<Precision>,
     engine: Option<EngineChoice>,
@@ -32,8 +34,18 @@ pub(crate) struct LoadOptions {
 }
 
 impl Source {
+    /// A model with options in JSON.
+    pub fn new(name: String, options: &str) -> Result<Self> {
+        Ok(Self { name, options: read(options)? })
+    }
+
+    /// The name that the model is loaded by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Loads the model, and builds it first if it is not built.
-    pub(crate) fn load(&self) -> Result<kivu::Model> {
+    pub fn load(&self) -> Result<Model> {
         let LoadOptions { task, precision, engine, threads, home, config, allow } = self.options.clone();
         let mut config = Config::load(config.as_deref(), &Config::variables())?;
         config.home = home.unwrap_or(config.home);

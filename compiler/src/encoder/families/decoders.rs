@@ -1,0 +1,129 @@
+//! Decoders used as encoders: layers that Llama and its successors share.
+
+use super::rope;
+use crate::{
+    config::{ConfigFile, head_width},
+    encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+    layers::{Activation, AttentionWindow, NormKind, Scaling},
+};
+use kivu::error::{Error, Result};
+
+/// Weight names in most families.
+pub(super) const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embed_tokens.weight",
+    embedding_norm: None,
+    layer: "layers.",
+    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    query_key_norms: None,
+    attention_output: "self_attn.o_proj",
+    norms: Norms::Before {
+        attention: "input_layernorm",
+        feed_forward: "post_attention_layernorm",
+        after: None,
+        last: "norm",
+        is_first_normal: true,
+    },
+    up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    dense: ("", false),
+    dense_norm: None,
+    labels: "",
+};
+
+/// Maximum number of tokens for dynamic scaling, far above published models'.
+const MAX_LENGTH: usize = 1 << 21;
+
+/// Values in a config class for keys that a file leaves out.
+pub(super) struct Defaults {
+    /// Key heads; `None` for as many as query heads.
+    pub(super) key_heads: Option<usize>,
+    /// Head width; `None` for the hidden size divided by the number of heads.
+    pub(super) head_width: Option<usize>,
+    pub(super) epsilon: f32,
+    /// The activation's key, and its value.
+    pub(super) activation: [&'static str; 2],
+    /// Whether the output matrix is the word embedding table.
+    pub(super) ties_words: bool,
+}
+
+impl Defaults {
+    /// Llama's.
+    pub(super) const LLAMA: Self = Self {
+        key_heads: None,
+        head_width: None,
+        epsilon: 1e-6,
+        activation: ["hidden_act", "silu"],
+        ties_words: false,
+    };
+}
+
+/// A decoder with gated feed-forward parts, root mean square norms and no biases. Layers cycle through `spans`.
+pub(super) fn read(
+    config: &ConfigFile,
+    names: &'static Names,
+    defaults: &Defaults,
+    spans: Vec<Span>,
+) -> Result<EncoderConfig> {
+    let [key, default] = defaults.activation;
+    let kind = config.get::<String>(key)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: Activation::named(kind.as_deref().unwrap_or(default))?,
+        gate: Gate::First,
+    };
+    let mut shared = EncoderConfig::new(config, names, heads(config, defaults)?, feed_forward)?;
+    let scaling = spans.iter().find_map(|span| Some(&span.rotary.as_ref()?.scaling));
+    if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
+        shared.facts.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
+    }
+    Ok(EncoderConfig {
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("rms_norm_eps")?.unwrap_or(defaults.epsilon),
+        spans,
+        biases: Biases { projections: false, attention_output: false, up: false, down: false },
+        details: Details {
+            ties_words: config.is_set_or("tie_word_embeddings", defaults.ties_words)?,
+            ..shared.details
+        },
+        ..shared
+    })
+}
+
+/// Layers with full attention, and layers whose attention reaches `window` tokens, the own one included, or all. Both
+/// have the same rotary positions.
+pub(super) fn spans(config: &ConfigFile, defaults: &Defaults, window: Option<usize>) -> Result<[Span; 2]> {
+    let rotary = rope::of_decoder(config, heads(config, defaults)?.width)?;
+    // As in `transformers` 5; earlier versions ignore the key.
+    let windows = match config.get("is_causal")?.unwrap_or(true) {
+        true => [AttentionWindow::BEFORE, window.map_or(AttentionWindow::BEFORE, AttentionWindow::last)],
+        false => [AttentionWindow::ALL, window.map_or(AttentionWindow::ALL, AttentionWindow::within)],
+    };
+    Ok(windows.map(|window| Span { window, rotary: Some(rotary.clone()) }))
+}
+
+/// Biases in all attention layers, or in none.
+pub(super) fn attention_biases(config: &ConfigFile) -> Result<Biases> {
+    let bias = config.is_set("attention_bias")?;
+    Ok(Biases { projections: bias, attention_output: bias, up: false, down: false })
+}
+
+/// Heads with any width, several of which may share keys and values. If the number of key heads is `null`, each query
+/// head has its own.
+pub(super) fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
+    let queries = config.require_size("num_attention_heads")?;
+    let is_null = config.fields().contains_key("num_key_value_heads");
+    let default = defaults.key_heads.filter(|_| !is_null).unwrap_or(queries);
+    let keys = config.get_size("num_key_value_heads")?.unwrap_or(default);
+    let width = match config.get_size("head_dim")?.or(defaults.head_width) {
+        Some(width) => width,
+        None => head_width(config.require_size("hidden_size")?, queries)?,
+    };
+    if width == 0 || !queries.is_multiple_of(keys) {
+        return Err(Error::model(format!(
+            "expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found {queries} and {keys}, of \
+             {width} values"
+        )));
+    }
+    Ok(Heads { queries, keys, width })
+}

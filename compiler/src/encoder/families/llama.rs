@@ -1,0 +1,45 @@
+//! Llama, and EuroBERT, which is the same without a causal mask.
+
+use super::decoders::{self, Defaults};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{Biases, EncoderConfig, HeadInput, HeadRead, Names, Span},
+    layers::{Activation, AttentionWindow},
+};
+use kivu::error::{Error, Result};
+
+/// EuroBERT's weight names.
+const EUROBERT: Names = Names { dense: ("dense", false), labels: "classifier", ..decoders::NAMES };
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let [span, _] = decoders::spans(config, &Defaults::LLAMA, None)?;
+    let shared = decoders::read(config, &decoders::NAMES, &Defaults::LLAMA, vec![span])?;
+    Ok(EncoderConfig { biases: biases(config)?, ..shared })
+}
+
+pub(super) fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
+    let defaults = Defaults { epsilon: 1e-5, ..Defaults::LLAMA };
+    let [span, _] = decoders::spans(config, &defaults, None)?;
+    let spans = vec![Span { window: AttentionWindow::ALL, ..span }];
+    let shared = decoders::read(config, &EUROBERT, &defaults, spans)?;
+    let read = match config.get::<String>("classifier_pooling")?.as_deref() {
+        None | Some("late") => HeadRead::MeanOfActivated,
+        Some("mean") => HeadRead::Mean,
+        Some("bos") => HeadRead::First,
+        Some(other) => {
+            return Err(Error::model(format!(
+                "expected `classifier_pooling` `late`, `mean` or `bos`, but found `{other}`"
+            )));
+        }
+    };
+    Ok(EncoderConfig {
+        biases: biases(config)?,
+        head_input: HeadInput { read, ..HeadInput::first(Activation::Gelu) },
+        ..shared
+    })
+}
+
+fn biases(config: &ConfigFile) -> Result<Biases> {
+    let bias = config.is_set("mlp_bias")?;
+    Ok(Biases { up: bias, down: bias, ..decoders::attention_biases(config)? })
+}

@@ -1,0 +1,142 @@
+//! fastText's classifiers: `.bin` files, and `.ftz` files, whose vectors are quantized and whose dictionary may be pruned.
+//!
+//! The bundle has the features as a tokenizer, a table with their vectors, and the output layer. Vectors are stored as fp32,
+//! in which quantized ones are exact.
+
+mod dictionary;
+pub(super) mod file;
+mod matrix;
+mod model;
+mod reader;
+mod tree;
+
+use std::path::{Path, PathBuf};
+
+use kivu::{
+    backend::{
+        Engine,
+        native::{HIERARCHICAL_SOFTMAX, MEAN_OF_ROWS, ROW_PRODUCTS},
+    },
+    config::EngineChoice,
+    error::{Error, Result},
+    pipeline::{Task, classification::ClassificationSettings, scores::ScoreFunction, seq2seq::are_languages},
+    repository::{FAST_TEXT, bundle::sha256_of, manifest::Precision},
+};
+
+use self::{
+    file::is_model,
+    matrix::Matrix,
+    model::{FastText, Loss},
+    tree::Tree,
+};
+use super::{
+    files, functions,
+    onnx::{GraphBuilder, ModelProto, any, fixed},
+    plan::Plan,
+    source::{EncoderSettings, MODEL, Source, TaskSettings},
+};
+
+/// The architecture in the manifest.
+pub(super) const ARCHITECTURE: &str = FAST_TEXT;
+/// Maximum features per text; some 350,000 characters with n-grams of 2 to 4 characters.
+const MAX_FEATURES: usize = 1 << 20;
+
+/// The model files in `folder`.
+fn model_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = files::list(folder).unwrap_or_default();
+    entries.into_iter().map(|(path, _)| path).filter(|path| is_model(path)).collect()
+}
+
+/// Whether `folder` has a model file.
+pub(super) fn is_in(folder: &Path) -> bool {
+    !model_files(folder).is_empty()
+}
+
+/// Opens the model in the plan's folder.
+pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+    let path = match (&plan.file, &model_files(&plan.folder)[..]) {
+        (Some(file), _) => file.clone(),
+        (None, [only]) => only.clone(),
+        (None, all) => {
+            let names: Vec<_> = all.iter().filter_map(|path| path.file_name()).collect();
+            return Err(Error::model(format!(
+                "expected one fastText model in `{}`, but found {names:?}; build one of these files",
+                plan.folder.display()
+            )));
+        }
+    };
+    check(plan)?;
+    let in_file = |error| Error::model_because(format!("cannot read `{}`", path.display()), error);
+    let bytes = files::read(&path)?;
+    let model = FastText::read(&bytes).map_err(in_file)?;
+    let tokenizer = model.tokenizer()?;
+    let head = match model.loss {
+        Loss::HierarchicalSoftmax => Some(Tree::new(&model.dictionary.label_counts()).map_err(in_file)?),
+        Loss::Softmax => None,
+    };
+    let labels = model.dictionary.label_names().map_err(in_file)?;
+    let settings = ClassificationSettings {
+        output: if head.is_some() { "scores" } else { "logits" }.to_owned(),
+        identifies_languages: are_languages(&labels),
+        labels,
+        function: if head.is_some() { ScoreFunction::None } else { ScoreFunction::Softmax },
+        max_tokens: MAX_FEATURES,
+        template: None,
+        query_prompt: None,
+        padding: None,
+    };
+    let FastText { input, output, .. } = model;
+    Ok(Source {
+        architecture: ARCHITECTURE.to_owned(),
+        sha256: sha256_of(&path)?,
+        tokenizer,
+        files: Vec::new(),
+        is_quantized: false,
+        engine: if plan.engine == EngineChoice::Onnx { Engine::Onnx } else { Engine::Native },
+        graphs: Box::new({
+            let name = settings.output.clone();
+            move |_| Ok(vec![(MODEL, graph([&input, &output], head.as_ref(), &name))])
+        }),
+        settings: TaskSettings::Encoder(EncoderSettings::Classification(settings)),
+    })
+}
+
+/// Refuses plans for other tasks and precisions.
+fn check(plan: &Plan) -> Result<()> {
+    if let Some(task) = plan.task.filter(|task| *task != Task::TextClassification) {
+        return Err(Error::model(format!(
+            "expected `{}` for a fastText model, but found `{task}`",
+            Task::TextClassification
+        )));
+    }
+    match plan.precision {
+        precision if plan.is_precision_fixed && precision != Precision::Fp32 => Err(Error::model(format!(
+            "expected `--precision fp32` for a fastText model, but found `{precision}`; `fasttext quantize` makes models \
+             smaller"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the graph for a vector per feature, and a vector per label or inner node.
+fn graph([input, output]: [&Matrix; 2], tree: Option<&Tree>, name: &str) -> ModelProto {
+    let mut graph = GraphBuilder::with_functions();
+    let ids = graph.input("input_ids", &["batch", "sequence"]);
+    let mask = graph.input("attention_mask", &["batch", "sequence"]);
+    let table = graph.floats("input.weight", &[input.rows, input.columns], &input.values);
+    let weights = graph.floats("output.weight", &[output.rows, output.columns], &output.values);
+    let mean = graph.function(MEAN_OF_ROWS, [&table, &ids, &mask], functions::mean_of_rows);
+    let products = graph.function(ROW_PRODUCTS, [&mean, &weights], functions::row_products);
+    let (scores, count) = match tree {
+        None => (products, output.rows),
+        Some(tree) => {
+            let paths = graph.integers("paths", &tree.paths);
+            let shape = graph.integers("paths.shape", &[0, tree.labels as i64, tree.depth as i64]);
+            let inputs = [&products, &paths, &shape];
+            let scores = graph.function(HIERARCHICAL_SOFTMAX, inputs, functions::hierarchical_softmax);
+            (scores, tree.labels)
+        }
+    };
+    graph.output(&scores, name, [any("batch"), fixed(count)]);
+    graph.finish(ARCHITECTURE)
+}

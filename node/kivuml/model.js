@@ -1,0 +1,370 @@
+"use strict";
+// Models.
+
+const { fileURLToPath } = require("node:url");
+
+const { asJson, asList, asOptions, asText, quoted, typeName } = require("./arguments.js");
+const { classes, fromNative, wrongType } = require("./errors.js");
+const native = require("./native.js");
+
+/** Texts that one call of the native module runs. */
+const BATCH = 1024;
+/** The same for generated texts, which take longer. */
+const GENERATED = 64;
+const ARRAYS = { float32: Float32Array, int8: Int8Array, uint8: Uint8Array, binary: Int8Array, ubinary: Uint8Array };
+/** Options of calls that run batches. */
+const RUN = /** @type {const} */ (["signal", "onProgress"]);
+/** Only `load` has it, so that nothing else constructs models. */
+const OPENED = Symbol("opened");
+
+/** @typedef {import("./index").Model} Declared */
+/** @typedef {import("./native-module").Cancellation} Cancellation */
+/** @typedef {{ signal?: AbortSignal, onProgress?: (done: number, total: number) => void }} Run */
+
+/** @type {typeof import("./index").load} */
+async function load(name, options) {
+  const path = /** @type {unknown} */ (name) instanceof URL ? fileURLToPath(name) : name;
+  if (typeof path !== "string") throw wrongType(`expected \`name\` to be a string or a URL, but found ${typeName(name)}`);
+  const known = /** @type {const} */ (["task", "precision", "engine", "threads", "home", "config", "allow", "signal"]);
+  const { signal, ...settings } = asOptions(options, known);
+  const json = asJson(settings);
+  return new Model(OPENED, await cancellable(signal, (cancellation) => native.load(path, json, cancellation)));
+}
+
+/** @implements {Declared} */
+class Model {
+  #native;
+  #description;
+
+  /**
+   * @param {symbol} key
+   * @param {import("./native-module").Model} opened
+   */
+  constructor(key, opened) {
+    if (key !== OPENED) throw wrongType("expected a model from `load`, but found a call of its constructor");
+    this.#native = opened;
+    this.#description = JSON.parse(opened.description());
+  }
+
+  get name() {
+    return this.#description.name;
+  }
+
+  get task() {
+    return this.#description.task;
+  }
+
+  get maxTokens() {
+    return this.#description.max_tokens;
+  }
+
+  get dimensions() {
+    return this.#description.dimensions;
+  }
+
+  get labels() {
+    return this.#description.labels;
+  }
+
+  get prompts() {
+    return this.#description.prompts ?? [];
+  }
+
+  get queryPrompt() {
+    return this.#description.query_prompt;
+  }
+
+  get documentPrompt() {
+    return this.#description.document_prompt;
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").EncodeOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async encode(texts, options) {
+    const known = /** @type {const} */ (["promptName", "dimensions", "normalize", "precision", "truncate", ...RUN]);
+    const { promptName, dimensions, normalize, precision = "float32", truncate, ...run } = asOptions(options, known);
+    if (!Object.hasOwn(ARRAYS, precision)) {
+      const found = String(JSON.stringify(precision)).slice(0, 40);
+      throw new classes.InvalidError(`expected \`precision\` among ${quoted(Object.keys(ARRAYS))}, but found ${found}`);
+    }
+    const parameters = {
+      prompt_name: promptName,
+      dimensions,
+      normalize,
+      output_dtype: precision === "float32" ? undefined : precision,
+      outputs: ["dense"],
+      truncate,
+    };
+    const { texts: listed, isSingle } = asList(texts, "texts");
+    const batches = await this.#batches("encode", listed, parameters, run);
+    // One buffer for all vectors.
+    const all = batches.length === 1 ? batches[0] : joined(batches, ARRAYS[/** @type {keyof typeof ARRAYS} */ (precision)]);
+    const vectors = rows(all, all.length / listed.length, listed.length);
+    return isSingle ? vectors[0] : vectors;
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").MultiVectorOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async multiVectors(texts, options) {
+    const known = /** @type {const} */ (["promptName", "normalize", "truncate", ...RUN]);
+    const { promptName, normalize, truncate, ...run } = asOptions(options, known);
+    const { texts: listed, isSingle } = asList(texts, "texts");
+    const batches = await this.#batches("multiVectors", listed, { prompt_name: promptName, normalize, truncate }, run);
+    const found = batches.flatMap(({ values, counts, width }) => {
+      let first = 0;
+      return counts.map((/** @type {number} */ count) => {
+        const end = first + count * width;
+        const vectors = rows(values.subarray(first, end), width, count);
+        first = end;
+        return vectors;
+      });
+    });
+    return isSingle ? found[0] : found;
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").SparseOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async sparse(texts, options) {
+    const known = /** @type {const} */ (["promptName", "maxActiveDims", "words", "truncate", ...RUN]);
+    const { promptName, maxActiveDims, words, truncate, ...run } = asOptions(options, known);
+    const parameters = { prompt_name: promptName, max_active_dims: maxActiveDims, words, outputs: ["sparse"], truncate };
+    const { texts: listed, isSingle } = asList(texts, "texts");
+    const batches = await this.#batches("sparse", listed, parameters, run);
+    const found = batches.flatMap((json) => JSON.parse(json)).map((weights) => new Map(weights));
+    return isSingle ? found[0] : found;
+  }
+
+  /**
+   * @param {string} query
+   * @param {Iterable<string>} documents
+   * @param {import("./index").RankOptions} [options]
+   */
+  async rank(query, documents, options) {
+    const known = /** @type {const} */ (["topK", "rawScores", "returnDocuments", "truncate", "signal"]);
+    const { topK, rawScores, returnDocuments, truncate, signal } = asOptions(options, known);
+    const parameters = asJson({ top_k: topK, raw_scores: rawScores, truncate });
+    const text = asText(query, "query");
+    const { texts: listed } = asList(documents, "documents");
+    const found = await cancellable(signal, (cancellation) => this.#native.rank(text, listed, parameters, cancellation));
+    /** @type {import("./index").Rank[]} */
+    const ranks = JSON.parse(found);
+    return returnDocuments ? ranks.map((rank) => ({ ...rank, text: listed[rank.index] })) : ranks;
+  }
+
+  /**
+   * @param {string | Iterable<string | readonly [string, string]>} texts
+   * @param {import("./index").ClassifyOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async classify(texts, options) {
+    const known = /** @type {const} */ (["topK", "functionToApply", "truncate", ...RUN]);
+    const { topK, functionToApply, truncate, ...run } = asOptions(options, known);
+    const parameters = { top_k: topK, function_to_apply: functionToApply, truncate };
+    return this.#each("classify", asList(texts, "texts", true), parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {string | Iterable<string>} labels
+   * @param {import("./index").ZeroShotOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async zeroShot(texts, labels, options) {
+    const { multiLabel, template, ...run } = asOptions(options, /** @type {const} */ (["multiLabel", "template", ...RUN]));
+    const parameters = { candidate_labels: asLabels(labels), multi_label: multiLabel, hypothesis_template: template };
+    return this.#each("zeroShot", asList(texts, "texts"), parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").EntityOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async entities(texts, options) {
+    const known = /** @type {const} */ (["labels", "redact", "aggregation", "threshold", "stride", "truncate", ...RUN]);
+    const { labels, redact, aggregation, threshold, stride, truncate, ...run } = asOptions(options, known);
+    const parameters = {
+      labels: labels === undefined || labels === null ? undefined : asLabels(labels),
+      redact,
+      aggregation_strategy: aggregation,
+      threshold,
+      stride,
+      truncate,
+    };
+    return this.#each("entities", asList(texts, "texts"), parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").TranslateOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async translate(texts, options) {
+    const known = /** @type {const} */ (["source", "target", "generation", "truncate", ...RUN]);
+    const { source, target, generation, truncate, ...run } = asOptions(options, known);
+    const parameters = { src_lang: source, tgt_lang: target, split: "sentences", generate_parameters: generation, truncate };
+    return this.#generated("translate", texts, parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").GenerateOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async generate(texts, options) {
+    const { generation, truncate, ...run } = asOptions(options, /** @type {const} */ (["generation", "truncate", ...RUN]));
+    return this.#generated("generate", texts, { generate_parameters: generation, truncate }, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").GenerateOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async summarize(texts, options) {
+    return this.generate(texts, options);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").TokenizeOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async tokenize(texts, options) {
+    const known = /** @type {const} */ (["promptName", "addSpecialTokens", ...RUN]);
+    const { promptName, addSpecialTokens, ...run } = asOptions(options, known);
+    const parameters = { prompt_name: promptName, add_special_tokens: addSpecialTokens };
+    return this.#each("tokenize", asList(texts, "texts"), parameters, run);
+  }
+
+  close() {
+    this.#native.close();
+  }
+
+  /**
+   * Runs batches of texts; returns what the native module returns for each.
+   *
+   * @param {"encode" | "multiVectors" | "sparse" | "classify" | "zeroShot" | "entities" | "translate" | "generate" | "tokenize"} method
+   * @param {any[]} texts
+   * @param {Record<string, unknown>} parameters
+   * @param {Run} run
+   * @returns {Promise<any[]>}
+   */
+  async #batches(method, texts, parameters, { signal, onProgress }, size = BATCH) {
+    const json = asJson(parameters);
+    return cancellable(signal, async (cancellation) => {
+      const found = [];
+      for (let first = 0; first < texts.length; first += size) {
+        signal?.throwIfAborted();
+        const batch = texts.length > size ? texts.slice(first, first + size) : texts;
+        found.push(await this.#native[method](batch, first, json, cancellation));
+        onProgress?.(first + batch.length, texts.length);
+      }
+      return found;
+    });
+  }
+
+  /**
+   * A result per text, from JSON, or the result for a single text.
+   *
+   * @param {"classify" | "zeroShot" | "entities" | "tokenize"} method
+   * @param {{ texts: any[], isSingle: boolean }} listed
+   * @param {Record<string, unknown>} parameters
+   * @param {Run} run
+   */
+  async #each(method, { texts, isSingle }, parameters, run) {
+    const batches = await this.#batches(method, texts, parameters, run);
+    const found = batches.flatMap((json) => JSON.parse(json));
+    return isSingle ? found[0] : found;
+  }
+
+  /**
+   * A text per text, or the text for a single one.
+   *
+   * @param {"translate" | "generate"} method
+   * @param {unknown} texts
+   * @param {Record<string, unknown>} parameters
+   * @param {Run} run
+   */
+  async #generated(method, texts, parameters, run) {
+    const { texts: listed, isSingle } = asList(texts, "texts");
+    const found = (await this.#batches(method, listed, parameters, run, GENERATED)).flat();
+    return isSingle ? found[0] : found;
+  }
+}
+
+// For `using model = await load(…)`, where the version of Node.js has it.
+if (Symbol.dispose) Object.defineProperty(Model.prototype, Symbol.dispose, { value: Model.prototype.close });
+
+/**
+ * Runs a call that ends with the signal's reason once it is aborted.
+ *
+ * @template T
+ * @param {AbortSignal | null | undefined} signal
+ * @param {(cancellation?: Cancellation) => Promise<T>} run
+ * @returns {Promise<T>}
+ */
+async function cancellable(signal, run) {
+  if (signal === undefined || signal === null) return run().catch(rethrow);
+  if (!(signal instanceof AbortSignal)) {
+    throw wrongType(`expected \`signal\` to be an AbortSignal, but found ${typeName(signal)}`);
+  }
+  signal.throwIfAborted();
+  const cancellation = new native.Cancellation();
+  const cancel = () => cancellation.cancel();
+  signal.addEventListener("abort", cancel);
+  try {
+    return await run(cancellation);
+  } catch (error) {
+    signal.throwIfAborted();
+    return rethrow(error);
+  } finally {
+    signal.removeEventListener("abort", cancel);
+  }
+}
+
+/** @param {unknown} error @returns {never} */
+function rethrow(error) {
+  throw fromNative(error);
+}
+
+/** @param {unknown} labels @returns {unknown} Labels as a list, or a text with commas between them. */
+function asLabels(labels) {
+  return typeof labels === "string" ? labels : asList(labels, "labels").texts;
+}
+
+/**
+ * @template {Float32Array | Int8Array | Uint8Array} A
+ * @param {A} values
+ * @param {number} width
+ * @param {number} count
+ * @returns {A[]} Views of the values' buffer.
+ */
+function rows(values, width, count) {
+  return Array.from({ length: count }, (_, row) => /** @type {A} */ (values.subarray(row * width, (row + 1) * width)));
+}
+
+/**
+ * @param {any[]} parts
+ * @param {typeof ARRAYS[keyof typeof ARRAYS]} type
+ */
+function joined(parts, type) {
+  const all = new type(parts.reduce((sum, part) => sum + part.length, 0));
+  let first = 0;
+  for (const part of parts) {
+    all.set(part, first);
+    first += part.length;
+  }
+  return all;
+}
+
+module.exports = { Model, load };

@@ -1,0 +1,36 @@
+//! The native module of the npm package `kivuml`: models, and the `kivu` command.
+//!
+//! The JavaScript in `kivuml/` has everything that it can do as well: it reads texts from iterables, divides them into
+//! batches, makes vectors from the arrays that this module returns, and chooses the classes of errors.
+
+mod call;
+mod failure;
+mod model;
+mod texts;
+
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use napi_derive::napi;
+
+/// Runs the `kivu` command with these arguments, of which the first is the program's name; returns its exit code.
+/// `interpreter` is the command that starts it again.
+#[napi]
+pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
+    let [interpreter, arguments] =
+        [interpreter, arguments].map(|words| words.into_iter().map(OsString::from).collect::<Vec<_>>());
+    let code = kivu_cli::main_of_package(interpreter, arguments);
+    let _ = io::stdout().flush();
+    // The standard library has no conversion.
+    (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).unwrap_or(1)
+}
+
+/// Names the folder with the package's own ONNX Runtime.
+#[napi]
+pub fn add_package(folder: String) {
+    kivu::backend::onnx::library::add_package(PathBuf::from(folder));
+}

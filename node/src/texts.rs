@@ -1,0 +1,100 @@
+//! JavaScript strings as texts. The thread of JavaScript only copies them; they are checked on another one.
+
+use kivu::{Result, pipeline::Input};
+use kivu_bindings::{check, half_a_pair, no_pair};
+use napi::{Either, JsString};
+
+/// A string's UTF-16 code units.
+struct Units(Vec<u16>);
+
+impl Units {
+    fn copy(text: JsString<'_>) -> napi::Result<Self> {
+        let mut units = Vec::from(text.into_utf16()?);
+        // The copy ends with a zero.
+        units.pop();
+        Ok(Self(units))
+    }
+
+    /// The text, which is not empty.
+    fn text(&self, place: impl Fn() -> String) -> Result<String> {
+        let text = String::from_utf16(&self.0).map_err(|_| half_a_pair(&place()))?;
+        check(text, place)
+    }
+}
+
+/// A single text.
+pub(crate) struct Text {
+    units: Units,
+    argument: &'static str,
+}
+
+impl Text {
+    pub(crate) fn copy(text: JsString<'_>, argument: &'static str) -> napi::Result<Self> {
+        Ok(Self { units: Units::copy(text)?, argument })
+    }
+
+    pub(crate) fn text(&self) -> Result<String> {
+        self.units.text(|| self.argument.to_owned())
+    }
+}
+
+/// A batch of texts among more of them.
+pub(crate) struct Texts {
+    units: Vec<Units>,
+    argument: &'static str,
+    /// The first text's position.
+    first: u32,
+}
+
+impl Texts {
+    pub(crate) fn copy(texts: Vec<JsString<'_>>, argument: &'static str, first: u32) -> napi::Result<Self> {
+        Ok(Self { units: texts.into_iter().map(Units::copy).collect::<napi::Result<_>>()?, argument, first })
+    }
+
+    pub(crate) fn texts(&self) -> Result<Vec<String>> {
+        let texts = self.units.iter().enumerate();
+        texts.map(|(index, text)| text.text(|| place(self.argument, self.first, index))).collect()
+    }
+}
+
+/// A batch of texts and pairs of texts, which a model reads together.
+pub(crate) struct Inputs {
+    units: Vec<Either<Units, Vec<Units>>>,
+    first: u32,
+}
+
+impl Inputs {
+    pub(crate) fn copy(
+        inputs: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>,
+        first: u32,
+    ) -> napi::Result<Self> {
+        let copy = |input| {
+            Ok(match input {
+                Either::A(text) => Either::A(Units::copy(text)?),
+                Either::B(texts) => {
+                    Either::B(Vec::into_iter(texts).map(Units::copy).collect::<napi::Result<Vec<_>>>()?)
+                }
+            })
+        };
+        Ok(Self { units: inputs.into_iter().map(copy).collect::<napi::Result<_>>()?, first })
+    }
+
+    pub(crate) fn inputs(&self) -> Result<Vec<Input>> {
+        let input = |(index, input): (usize, &Either<Units, Vec<Units>>)| {
+            let place = || place("texts", self.first, index);
+            let part = |part: &Units, number: usize| part.text(|| format!("{}[{number}]", place()));
+            match input {
+                Either::A(text) => text.text(place).map(Input::Text),
+                Either::B(pair) => match pair.as_slice() {
+                    [left, right] => Ok(Input::Pair(part(left, 0)?.into(), part(right, 1)?.into())),
+                    _ => Err(no_pair(&place(), pair.len())),
+                },
+            }
+        };
+        self.units.iter().enumerate().map(input).collect()
+    }
+}
+
+fn place(argument: &str, first: u32, index: usize) -> String {
+    format!("{argument}[{}]", first as usize + index)
+}
