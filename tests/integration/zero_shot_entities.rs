@@ -75,6 +75,13 @@ async fn with_two_recurrent_layers() {
     compare("tiny-gliner-deep").await;
 }
 
+/// Scores of words instead of spans.
+#[tokio::test]
+async fn with_word_scores() {
+    compare("tiny-gliner-words").await;
+    compare("tiny-gliner-plain-words").await;
+}
+
 /// Published models lack the tokenizer and the encoder config, which come from DeBERTa v3.
 #[tokio::test]
 async fn with_the_files_of_the_encoder() {

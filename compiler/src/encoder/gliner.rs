@@ -40,6 +40,9 @@ const PIECES: &str = "spm.model";
 const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
 /// Prefix for encoder weights.
 const PREFIX: &str = "token_rep_layer.bert_layer.model.";
+/// Values of `span_mode`: for models that score spans by their first and last words, and for models that score words.
+const MARKERS: &str = "markerV0";
+const WORD_LEVEL: &str = "token_level";
 /// Maximum number of tokens if attention depends on distances only.
 const MAX_TOKENS: usize = 1024;
 /// Maximum head width, far above published models.
@@ -104,13 +107,13 @@ fn check(config: &ConfigFile) -> Result<()> {
     };
     if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
         return unsupported(
-            &format!("a model that scores word spans, without {kind},"),
+            &format!("a model that scores words or spans, without {kind},"),
             &format!("`{field}` {}", config.fields()[*field]),
         );
     }
     let texts = [
-        ("model_type", "gliner_uni_encoder_span", &["gliner", "gliner_uni_encoder_span"][..]),
-        ("span_mode", "markerV0", &["markerV0"]),
+        ("model_type", "gliner", &["gliner", "gliner_uni_encoder_span", "gliner_uni_encoder_token"][..]),
+        ("span_mode", MARKERS, &[MARKERS, WORD_LEVEL]),
         ("subtoken_pooling", "first", &["first"]),
         ("words_splitter_type", "whitespace", &["whitespace"]),
     ];
@@ -217,18 +220,27 @@ fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Resu
         output: SPAN_LOGITS.to_owned(),
         label_token: token("ent_token", "<<ENT>>")?,
         separator: token("sep_token", "<<SEP>>")?,
-        max_entity_words: config.get("max_width")?.unwrap_or(12),
+        max_entity_words: match scores_words(config)? {
+            true => None,
+            false => Some(config.get("max_width")?.unwrap_or(12)),
+        },
         max_words: config.get("max_len")?.unwrap_or(384),
         max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
     };
     // Each span length is a part of the graph.
-    if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {
+    let width = settings.max_entity_words.unwrap_or(1);
+    if !(1..=256).contains(&width) || settings.max_words == 0 {
         return Err(Error::model(format!(
-            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {} and {}",
-            settings.max_entity_words, settings.max_words
+            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {width} and {}",
+            settings.max_words
         )));
     }
     Ok(settings)
+}
+
+/// Whether the model scores words, not spans.
+fn scores_words(config: &ConfigFile) -> Result<bool> {
+    Ok(config.get::<String>("span_mode")?.is_some_and(|mode| mode == WORD_LEVEL))
 }
 
 /// Reads the head width.
@@ -277,8 +289,8 @@ mod tests {
             refusal("labels_decoder", json!("gpt2")),
             refusal("relations_layer", json!("biaffine")),
             refusal("span_encoder_config", json!({ "type": "transformer" })),
-            refusal("model_type", json!("gliner_uni_encoder_token")),
-            refusal("span_mode", json!("token_level")),
+            refusal("model_type", json!("gliner_uni_encoder_token_relex")),
+            refusal("span_mode", json!("markerV1")),
             refusal("subtoken_pooling", json!("mean")),
             refusal("words_splitter_type", json!("spacy")),
             refusal("fuse_layers", json!(true)),
@@ -286,12 +298,12 @@ mod tests {
             refusal("post_fusion_schema", json!("l2l-l2t")),
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected a model that scores word spans, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
-        expected a model that scores word spans, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
-        expected a model that scores word spans, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
-        expected a model that scores word spans, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
-        expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
-        expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
+        expected a model that scores words or spans, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
+        expected a model that scores words or spans, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
+        expected a model that scores words or spans, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected a model that scores words or spans, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
+        expected `model_type` `gliner`, `gliner_uni_encoder_span`, `gliner_uni_encoder_token` in `gliner_config.json`, but found `gliner_uni_encoder_token_relex`
+        expected `span_mode` `markerV0`, `token_level` in `gliner_config.json`, but found `markerV1`
         expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`
         expected `words_splitter_type` `whitespace` in `gliner_config.json`, but found `spacy`
         expected `fuse_layers` false in `gliner_config.json`, but found true

@@ -14,6 +14,7 @@ mod heads;
 mod source;
 mod spans;
 mod vectors;
+mod word_scores;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},

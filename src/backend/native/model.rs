@@ -235,8 +235,9 @@ impl NativeModel {
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
-        if let Some(head) = self.program.spans(value) {
-            return self.span_scores(inputs, head.longest, outputs.iter().map(|outputs| &outputs[place][..]));
+        if self.program.spans(value).is_some() {
+            let width = self.program.values[value].width;
+            return self.span_scores(inputs, width, outputs.iter().map(|outputs| &outputs[place][..]));
         }
         let value = self.program.values[value];
         let (width, has_tokens) = (value.width, value.per == Per::Token);
@@ -262,11 +263,11 @@ impl NativeModel {
         Tensor::new(shape, Elements::Fp32(values))
     }
 
-    /// Joins texts' scores by word, label and length into a batch; zeros where a text has fewer words or labels.
+    /// Joins texts' scores, `width` per word and label, into a batch; zeros where a text has fewer words or labels.
     fn span_scores<'a>(
         &self,
         inputs: &[Tensor],
-        longest: usize,
+        width: usize,
         outputs: impl Iterator<Item = &'a [f32]>,
     ) -> Result<Tensor> {
         let columns = inputs.first().and_then(|input| input.shape().last().copied()).unwrap_or(0).max(1);
@@ -280,19 +281,19 @@ impl NativeModel {
         // Words, labels and scores of each text.
         let texts: Vec<(usize, usize, &[f32])> = words
             .zip(outputs)
-            .map(|(words, scores)| (words, scores.len() / (words * longest).max(1), scores))
+            .map(|(words, scores)| (words, scores.len() / (words * width).max(1), scores))
             .collect();
         let most_words = texts.iter().map(|(words, ..)| *words).max().unwrap_or(0);
         let most_labels = texts.iter().map(|(_, labels, _)| *labels).max().unwrap_or(0);
-        let mut values = vec![0.0; texts.len() * most_words * most_labels * longest];
+        let mut values = vec![0.0; texts.len() * most_words * most_labels * width];
         for (text, (_, labels, scores)) in texts.iter().enumerate().filter(|(_, (_, labels, _))| *labels > 0)
         {
-            for (word, scores) in scores.chunks_exact(labels * longest).enumerate() {
-                let start = (text * most_words + word) * most_labels * longest;
+            for (word, scores) in scores.chunks_exact(labels * width).enumerate() {
+                let start = (text * most_words + word) * most_labels * width;
                 values[start..start + scores.len()].copy_from_slice(scores);
             }
         }
-        Tensor::new(vec![texts.len(), most_words, most_labels, longest], Elements::Fp32(values))
+        Tensor::new(vec![texts.len(), most_words, most_labels, width], Elements::Fp32(values))
     }
 
     /// The input `name`, if the model has it.

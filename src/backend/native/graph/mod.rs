@@ -119,7 +119,7 @@ enum Meaning<'a> {
         input: Option<ValueId>,
         layers: usize,
     },
-    /// Scores of spans, which only graph outputs read.
+    /// Scores of spans or words, which only graph outputs read.
     Spans(ValueId),
 }
 
@@ -187,6 +187,7 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "Words") => self.words(node)?,
             (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,
             (FUNCTIONS, "Spans") => self.spans(node)?,
+            (FUNCTIONS, "WordScores") => self.word_scores(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,
