@@ -276,7 +276,8 @@ pub struct Largest {
     pub out: ValueId,
 }
 
-/// Scores of each text's word spans for the labels in front of it (GLiNER).
+/// Scores for each text's words or word spans and for labels (GLiNER), which are in front of the text, or have vectors from
+/// another model.
 ///
 /// A token's type is the number of the word that begins with it, or 0.
 #[derive(Debug)]
@@ -285,8 +286,8 @@ pub struct SpanHead {
     pub input: ValueId,
     /// Values per word and label.
     pub width: usize,
-    /// The id of the token before each label.
-    pub marker: u32,
+    /// The id of the token before each label; `None` if runs have the labels' vectors.
+    pub marker: Option<u32>,
     /// Recurrent layers over a text's words.
     pub layers: Vec<Lstm>,
     /// What is scored for each word and label.
@@ -315,8 +316,8 @@ pub struct SpanScorer {
     pub sides: [[Dense; 3]; 2],
 }
 
-/// Layers that score words. A word and a label each have two vectors; the products of the second ones pass a layer, to
-/// whose result both first vectors contribute.
+/// Layers that score words. A word and a label each have two vectors: the second vectors' product passes a layer, and both
+/// first vectors contribute to its result.
 #[derive(Debug)]
 pub struct WordScorer {
     /// Layers on a word's vector: its first vector, with its contribution, and its second vector.
@@ -329,7 +330,7 @@ pub struct WordScorer {
     pub scores: Dense,
 }
 
-/// Scores of a [`WordScorer`] per word and label.
+/// [`WordScorer`] scores per word and label.
 pub const WORD_SCORES: usize = 3;
 
 /// A bidirectional LSTM layer, with the gates input, output, forget and cell.

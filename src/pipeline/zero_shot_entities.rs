@@ -9,6 +9,7 @@ use super::{
     encoding::EncodedWindows,
     entities::{Entity, EntityCount, EntityLabel, IndexedText, TextEntities},
     executor::tokenize,
+    label_vectors::{LabelEncoder, LabelEncoderSettings},
     redaction::redact,
     scores::ScoreFunction,
     token_classification::FoundEntities,
@@ -24,6 +25,9 @@ use crate::{
 pub const THRESHOLD: f32 = 0.5;
 /// Scores per word and label in models that score words.
 const WORD_SCORES: usize = 3;
+/// Maximum number of word-label pairs in a window, in models that score words: each has some thousand numbers while it is
+/// computed.
+const MAX_PAIRS: usize = 1 << 16;
 /// Maximum number of overlapping entities in a window, before the best ones are selected: some 30 MB.
 const MAX_SPANS: usize = 1 << 20;
 
@@ -34,13 +38,18 @@ pub struct ZeroShotEntitiesSettings {
     /// Output name; values per word and label: one for each length of the spans that begin with the word, or one each
     /// for the word as the first, the last and any word of an entity.
     pub output: String,
-    /// The token before each label.
+    /// The token before each label; empty with a label encoder, like the separator.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label_token: String,
     /// The token between the labels and the text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub separator: String,
     /// Maximum words per entity; `None` in models that score words, not spans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entity_words: Option<usize>,
+    /// The encoder that reads the labels; `None` in models that read them in front of each text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_encoder: Option<LabelEncoderSettings>,
     /// Maximum words per text or window.
     pub max_words: usize,
     /// Maximum tokens per text or window, labels and special tokens included.
@@ -50,6 +59,9 @@ pub struct ZeroShotEntitiesSettings {
 impl ZeroShotEntitiesSettings {
     /// Prompt tokens in front of each text: the labels, each after its marker.
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
+        if self.label_encoder.is_some() {
+            return Ok(WordPrompt { ids: Vec::new(), max_words: self.max_words });
+        }
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
             return Err(Error::too_large(format!(
@@ -117,6 +129,7 @@ pub struct ZeroShotEntitiesOptions {
 pub struct ZeroShotEntitiesPipeline {
     encoder: Encoder,
     settings: Arc<ZeroShotEntitiesSettings>,
+    labels: Option<LabelEncoder>,
 }
 
 /// A word span with its score for a label.
@@ -132,19 +145,26 @@ struct Span {
 }
 
 impl ZeroShotEntitiesPipeline {
-    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
+    /// Joins a tokenizer and a model, with the encoder that reads labels, if the settings name one. Fails if the model's
+    /// signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
         settings: ZeroShotEntitiesSettings,
+        labels: Option<LabelEncoder>,
     ) -> Result<Self> {
         let (name, width) = (settings.output.clone(), settings.max_entity_words.unwrap_or(WORD_SCORES));
         if width == 0 || settings.max_words == 0 {
             return Err(Error::model("expected `max_entity_words` and `max_words` above 0 in the manifest"));
         }
+        if settings.label_encoder.is_some() != labels.is_some() {
+            return Err(Error::model(
+                "expected an encoder for labels only for a model whose manifest names one",
+            ));
+        }
         let output = vec![NamedOutput { name, width, is_of_tokens: false }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into() })
+        Ok(Self { encoder, settings: settings.into(), labels })
     }
 
     /// Settings from the bundle's manifest.
@@ -236,7 +256,20 @@ impl ZeroShotEntitiesPipeline {
         let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
         let size = labels.as_slice().iter().map(String::len).sum();
         let prompt = tokenize(size, deadline, prompt).await?;
-        self.encoder.input_tokenizer(deadline).await?.encode_words(texts, prompt, options).await
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let mut windows = tokenizer.encode_words(texts, prompt, options).await?;
+        let longest = windows.places.iter().map(|place| place.spans.len()).max().unwrap_or(0);
+        let pairs = longest * labels.as_slice().len();
+        if self.settings.max_entity_words.is_none() && pairs > MAX_PAIRS {
+            return Err(Error::too_large(format!(
+                "expected at most {MAX_PAIRS} pairs of a word and a label in a text, but found {pairs}; send fewer labels \
+                 or shorter texts"
+            )));
+        }
+        if let Some(encoder) = &self.labels {
+            windows.encodings.labels = Some(encoder.encode(labels.as_slice(), deadline).await?);
+        }
+        Ok(windows)
     }
 }
 

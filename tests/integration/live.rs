@@ -101,6 +101,12 @@ fn frameworks_work_unchanged() {
     let mut request = request(fixtures().join("models/tiny-bert"), folder.path().join("tiny"), None);
     request.name = Some("tiny".into());
     build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    for (name, fixture) in [("ner-labels", "tiny-gliner"), ("ner-encoded-labels", "tiny-gliner-bi")] {
+        let source = fixtures().join("models").join(fixture);
+        let mut request = self::request(source, folder.path().join(name), Some(Precision::Fp32));
+        request.name = Some(name.into());
+        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    }
     for name in ["rank", "translate-en-pt"] {
         symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! GLiNER's head: a score for each word span and each label in front of the text, or scores of words
-//! (`word_scores.rs`).
+//! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
+//! or another model computes their vectors.
 //!
 //! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
@@ -13,7 +13,10 @@ use crate::{
     onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, string},
     quantize::transpose,
 };
-use kivu::error::{Error, Result};
+use kivu::{
+    backend::LABEL_VECTORS,
+    error::{Error, Result},
+};
 
 /// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";
@@ -31,8 +34,8 @@ pub(super) struct SpanHead {
     pub(super) longest: Option<usize>,
     /// Number of LSTM layers between encoder and spans.
     pub(super) recurrent_layers: usize,
-    /// Token id before each label.
-    pub(super) marker: u32,
+    /// Token id before each label; `None` if another model reads the labels.
+    pub(super) marker: Option<u32>,
     /// Maximum number of tokens, and therefore of words and labels.
     pub(super) max_tokens: usize,
 }
@@ -70,65 +73,67 @@ impl SpanHead {
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
-        let marker = layers.graph.integers("label_marker", &[i64::from(self.marker)]);
-        let inputs = [&tokens, ids, &vectors, &words, &marker];
         let (logits, count) = match self.longest {
-            Some(longest) => (self.spans(layers, inputs, longest)?, longest),
-            None => (self.word_scores(layers, inputs)?, WORD_SCORES),
+            Some(longest) => (self.spans(layers, [&tokens, ids, &vectors, &words], longest)?, longest),
+            None => (self.word_scores(layers, [&tokens, ids, &vectors, &words])?, WORD_SCORES),
         };
         let axes = [any("batch"), any("words"), any("labels"), fixed(count)];
         layers.graph.output(&logits, SPAN_LOGITS, axes);
         Ok(())
     }
 
-    fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 5], longest: usize) -> Result<Value> {
-        let [tokens, ids, vectors, words, marker] = inputs;
+    fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], longest: usize) -> Result<Value> {
         let Constants { prompt, last, start, end } = self.constants(layers)?;
         let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
         let [p0, p1, p2, p3] = &prompt;
         let [l0, l1] = &last;
         let [s0, s1, s2, s3, s4, s5] = &start;
         let [e0, e1, e2, e3, e4] = &end;
-        let inputs = [
-            tokens,
-            ids,
-            vectors,
-            words,
-            marker,
-            &longest_span,
-            p0,
-            p1,
-            p2,
-            p3,
-            l0,
-            l1,
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            s5,
-            e0,
-            e1,
-            e2,
-            e3,
-            e4,
-        ];
-        Ok(layers.graph.function("Spans", inputs, |graph, inputs| self.logits(graph, inputs, longest)))
+        let constants = [&longest_span, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4];
+        Ok(self.call::<18, 23, 21>(layers, "Spans", inputs, constants, |graph, inputs, constants| {
+            self.logits(graph, inputs, constants, longest)
+        }))
     }
 
-    fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 5]) -> Result<Value> {
-        let [tokens, ids, vectors, words, marker] = inputs;
+    fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
         let constants = word_scores::constants(layers, self.width)?;
-        let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = &constants;
-        let inputs = [
-            tokens, ids, vectors, words, marker, w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1,
-        ];
-        Ok(layers.graph.function("WordScores", inputs, |graph, inputs| {
-            let [tokens, ids, vectors, _, marker, constants @ ..] = inputs;
+        Ok(self.call::<14, 19, 17>(
+            layers,
+            "WordScores",
+            inputs,
+            constants.each_ref(),
+            |graph, [labels, vectors, _], constants| word_scores::logits(graph, [vectors, labels], constants),
+        ))
+    }
+
+    /// Calls the function `name`, whose body gets label vectors, word vectors and word numbers: with the labels in front of
+    /// the text, or as `Labelled…` with label vectors as a graph input. `MARKED` and `LABELLED` are both functions' input
+    /// counts.
+    fn call<const CONSTANTS: usize, const MARKED: usize, const LABELLED: usize>(
+        &self,
+        layers: &mut Layers<'_>,
+        name: &str,
+        [tokens, ids, vectors, words]: [&Value; 4],
+        constants: [&Value; CONSTANTS],
+        body: impl Fn(&mut GraphBuilder, [&Value; 3], [&Value; CONSTANTS]) -> Value,
+    ) -> Value {
+        let Some(marker) = self.marker else {
+            let axes = [any("batch"), any("labels"), fixed(self.width)];
+            let labels = layers.graph.float_input(LABEL_VECTORS, axes);
+            let own = [&labels, vectors, words];
+            let inputs: [&Value; LABELLED] = joined(&own, &constants);
+            return layers.graph.function(&format!("Labelled{name}"), inputs, |graph, inputs| {
+                body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
+            });
+        };
+        let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
+        let own = [tokens, ids, vectors, words, &marker];
+        let inputs: [&Value; MARKED] = joined(&own, &constants);
+        layers.graph.function(name, inputs, |graph, inputs| {
+            let [tokens, ids, vectors, words, marker]: [&Value; 5] = joined(&inputs[..5], &[]);
             let labels = self.labels(graph, [tokens, ids, marker]);
-            word_scores::logits(graph, [vectors, &labels], constants)
-        }))
+            body(graph, [&labels, vectors, words], joined(&[], &inputs[5..]))
+        })
     }
 
     fn constants(&self, layers: &mut Layers<'_>) -> Result<Constants> {
@@ -157,12 +162,16 @@ impl SpanHead {
         Ok(Constants { prompt, last, start, end })
     }
 
-    fn logits(&self, graph: &mut GraphBuilder, inputs: [&Value; 23], longest: usize) -> Value {
-        let [tokens, ids, vectors, words, marker, _, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] =
-            inputs;
+    fn logits(
+        &self,
+        graph: &mut GraphBuilder,
+        [labels, vectors, words]: [&Value; 3],
+        constants: [&Value; 18],
+        longest: usize,
+    ) -> Value {
+        let [_, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] = constants;
         let [s0, s1, s2, s3, s4, s5] = start;
-        let labels = self.labels(graph, [tokens, ids, marker]);
-        let labels = apply_two(graph, &labels, [p0, p1, p2, p3]);
+        let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
         let [labels, biases] = [l0, l1].map(|factor| {
             let product = graph.node("MatMul", &[&labels, factor], vec![]);
             graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
@@ -192,7 +201,7 @@ impl SpanHead {
         graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)])
     }
 
-    /// The vectors of the tokens in front of labels.
+    /// Label vectors: the marker tokens'.
     fn labels(&self, graph: &mut GraphBuilder, [tokens, ids, marker]: [&Value; 3]) -> Value {
         let markers = self.numbers_of_markers(graph, ids, marker);
         self.numbered(graph, tokens, &markers).0
@@ -333,4 +342,9 @@ fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value;
     let wide = graph.node("Relu", &[&wide], vec![]);
     let product = graph.node("MatMul", &[&wide, w1], vec![]);
     graph.node("Add", &[&product, b1], vec![])
+}
+
+/// Both lists as one array of `COUNT` values.
+fn joined<'a, const COUNT: usize>(first: &[&'a Value], second: &[&'a Value]) -> [&'a Value; COUNT] {
+    std::array::from_fn(|place| first.get(place).copied().unwrap_or_else(|| second[place - first.len()]))
 }

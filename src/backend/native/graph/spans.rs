@@ -1,4 +1,4 @@
-//! GLiNER's head, see `compiler/src/encoder/spans.rs`.
+//! GLiNER's heads, see `compiler/src/encoder/spans.rs`.
 
 use kivu_engine::{
     array::Array,
@@ -106,18 +106,30 @@ impl<'a> Reader<'a> {
     /// The parts that all heads have, and the node's other constants.
     fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, &'a [String])> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [tokens, ids, vectors, words, marker, constants @ ..] = &node.input[..] else {
-            return Err(refuse());
+        let (vectors, words, marker, constants) = match &node.input[..] {
+            [tokens, ids, vectors, words, marker, constants @ ..]
+                if !node.op_type.starts_with("Labelled") =>
+            {
+                let marker = self.scalar(marker).and_then(|marker| u32::try_from(marker).ok());
+                let marker = marker.ok_or_else(refuse)?;
+                let Meaning::Ids = self.meaning(ids)? else { return Err(refuse()) };
+                (vectors, words, Some((marker, self.whole(tokens)?)), constants)
+            }
+            [labels, vectors, words, constants @ ..] => {
+                let Meaning::Labels = self.meaning(labels)? else { return Err(refuse()) };
+                (vectors, words, None, constants)
+            }
+            _ => return Err(refuse()),
         };
         let Meaning::Words { input: Some(input), layers: count } = self.meaning(vectors)? else {
             return Err(refuse());
         };
         let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
-        let is_of_tokens = self.whole(tokens)? == input && matches!(self.meaning(ids)?, Meaning::Ids);
+        let is_of_tokens = marker.is_none_or(|(_, tokens)| tokens == input);
         if !is_numbers || !is_of_tokens || count != self.lstms.len() {
             return Err(refuse());
         }
-        let marker = self.scalar(marker).and_then(|marker| u32::try_from(marker).ok()).ok_or_else(refuse)?;
+        let marker = marker.map(|(marker, _)| marker);
         Ok((HeadInputs { input, width: self.values[input].width, marker }, constants))
     }
 
@@ -142,7 +154,7 @@ impl<'a> Reader<'a> {
 struct HeadInputs {
     input: ValueId,
     width: usize,
-    marker: u32,
+    marker: Option<u32>,
 }
 
 /// A layer with zeros after its outputs.
