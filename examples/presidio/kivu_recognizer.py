@@ -45,7 +45,8 @@ class KivuRecognizer(RemoteRecognizer):
 
     def analyze(self, text, entities=None, nlp_artifacts=None):
         """The entities among `entities`, Presidio's names; all supported ones if there are none."""
-        wanted = {self.labels[name]: name for name in entities or self.labels if name in self.labels}
+        # In the order of `self.labels`, since results may depend on it.
+        wanted = {label: name for name, label in self.labels.items() if not entities or name in entities}
         if not wanted or not text.strip():
             return []
         parameters = {"stride": STRIDE}

@@ -103,7 +103,7 @@ class Chat(FrameworkTest):
     """Entities in the form of chat completions, as clients of NVIDIA's GLiNER service ask for them."""
 
     TEXT = "My name is Wolfgang and I live in Jose\u0301 Town 👩\u200d👧 now"
-    LABELS = ["person", "city"]
+    LABELS = ["person", "city", "e-mail address"]
 
     def setUp(self):
         self.client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)

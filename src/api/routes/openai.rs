@@ -54,7 +54,7 @@ const CHAT: Route = post!(
 )
 .response::<ChatCompletion<'static>>(
     "The entities as JSON in the message's content, as in NVIDIA's service for GLiNER.",
-    r#"{"choices": [{"finish_reason": "stop", "index": 0, "message": {"content": "{"total_entities":1,"entities":[{"text":"Sarah","label":"first_name","start":11,"end":16,"score":0.98}],"tagged_text":"My name is [Sarah](first_name) and I live in London"}", "role": "assistant"}}], "created": 1790000000, "id": "chatcmpl-6a4e3b0c", "model": "gliner", "object": "chat.completion", "usage": {"completion_tokens": 0, "prompt_tokens": 17, "total_tokens": 17}}"#,
+    r#"{"choices": [{"finish_reason": "stop", "index": 0, "message": {"content": "{\"total_entities\":1,\"entities\":[{\"text\":\"Sarah\",\"label\":\"first_name\",\"start\":11,\"end\":16,\"score\":0.98}],\"tagged_text\":\"My name is [Sarah](first_name) and I live in London\"}", "role": "assistant"}}], "created": 1790000000, "id": "chatcmpl-6a4e3b0c", "model": "gliner", "object": "chat.completion", "usage": {"completion_tokens": 0, "prompt_tokens": 17, "total_tokens": 17}}"#,
 )
 .runs(Runs::Model);
 
