@@ -28,7 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import boto3
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
 # The SDKs of AWS and its command line read AWS_REGION first; boto3 reads only the other name.
 if "AWS_REGION" in os.environ:
@@ -83,9 +83,18 @@ def main():
     try:
         COMMANDS[options.command](options)
     except (BotoCoreError, ClientError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {explained(error)}")
     except KeyboardInterrupt:
         pass
+
+
+def explained(error):
+    """An error of AWS's SDK; for a missing setting, what to set."""
+    if isinstance(error, NoRegionError):
+        return "expected a region, but found none; set AWS_REGION, such as `export AWS_REGION=eu-west-1`"
+    if isinstance(error, NoCredentialsError):
+        return "expected AWS credentials, but found none; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return error
 
 
 def outputs(stack):

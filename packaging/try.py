@@ -112,11 +112,11 @@ def the_image(folder):
     """What the Containerfile does, in a folder instead of an image."""
     root = unpack(one(f"kivu-*-linux-{MACHINE}.tar.gz"), folder / "image")
     lines = [line.split(maxsplit=1) for line in (root / "Containerfile").read_text().splitlines() if line and line[0] != "#"]
-    instructions = {name: value for name, value in lines}
+    instructions = dict(lines)
     expect("the copy", ". /opt/kivu", instructions["COPY"])
     program = json.loads(instructions["ENTRYPOINT"])[0].replace("/opt/kivu", str(root))
     shown = subprocess.run([program, *json.loads(instructions["CMD"])[:1], "--help"], capture_output=True, text=True, check=True)
-    expect("the option of its command", True, json.loads(instructions["CMD"])[2] in shown.stdout)
+    expect("the help of its command", True, "serve" in shown.stdout)
     # Libraries of gcr.io/distroless/cc.
     known = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6"}
     for file in (root / "kivu", *root.glob("lib/*.so*")):

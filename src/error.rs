@@ -36,7 +36,7 @@ pub enum Error {
     },
 
     /// No model with this name is served.
-    #[error("unknown model `{name}`; known models: {}", quoted(known))]
+    #[error("unknown model `{name}`; {}", served(known))]
     UnknownModel {
         /// The requested name.
         name: String,
@@ -198,6 +198,14 @@ pub fn quoted<T: AsRef<str>>(names: &[T]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
+/// The served models, for the error for an unknown one.
+fn served(known: &[String]) -> String {
+    match known {
+        [] => "no model is served".to_owned(),
+        known => format!("known models: {}", quoted(known)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,5 +222,7 @@ mod tests {
     fn the_error_for_an_unknown_model_lists_the_known_ones() {
         let error = Error::UnknownModel { name: "bert".into(), known: vec!["a".into(), "b".into()] };
         insta::assert_snapshot!(error, @"unknown model `bert`; known models: `a`, `b`");
+        let error = Error::UnknownModel { name: "bert".into(), known: Vec::new() };
+        insta::assert_snapshot!(error, @"unknown model `bert`; no model is served");
     }
 }

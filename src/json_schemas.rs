@@ -19,6 +19,7 @@ pub(crate) struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
 #[derive(JsonSchema)]
 #[schemars(inline)]
 pub(crate) struct TextObject {
+    /// The text itself.
     text: Text,
 }
 
@@ -99,7 +100,12 @@ pub(crate) enum TextOrPair {
 #[serde(untagged)]
 pub(crate) enum Classified {
     Text(Text),
-    Pair { text: Text, text_pair: Option<String> },
+    Pair {
+        /// The text, or the first one of a pair.
+        text: Text,
+        /// The second text.
+        text_pair: Option<String>,
+    },
 }
 
 #[derive(JsonSchema)]

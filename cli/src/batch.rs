@@ -137,7 +137,11 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         }
         Ended::Done(report) => {
             summarize(&summary(&report).join("\n"), is_stdout)?;
-            Ok(if report.has_only_errors() { ExitCode::from(ONLY_ERRORS) } else { ExitCode::SUCCESS })
+            if !report.has_only_errors() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            print_aside("error: every row has an error");
+            Ok(ExitCode::from(ONLY_ERRORS))
         }
         Ended::Known => {
             summarize(&format!("known  {}", arguments.output.display()), is_stdout)?;
@@ -239,12 +243,26 @@ fn rows_text(rows: u64) -> String {
     if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
 }
 
+/// An error kind in the report, in words.
+fn problem(kind: &str) -> &str {
+    match kind {
+        "row" => "malformed",
+        "text" => "without a text",
+        "input" => "refused by the model",
+        "model" => "for which the model failed",
+        "sink" => "not stored",
+        other => other,
+    }
+}
+
 fn summary(report: &Report) -> Vec<String> {
     let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
     let rate = *rows as f64 / seconds.max(1e-3);
     let mut lines =
         vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
-    lines.extend(errors.iter().map(|(kind, count)| format!("  {count} with the error `{kind}`")));
+    lines.extend(
+        errors.iter().map(|(kind, count)| format!("  errors  {} {}", rows_text(*count), problem(kind))),
+    );
     lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
     lines.extend(report.text_column.iter().map(|column| format!("  texts   {}", quoted(&[column]))));
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));

@@ -48,7 +48,8 @@ Examples:
   kivu doctor --fix                          install what this machine lacks
 
 Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
-129, 130 or 143: SIGHUP, Ctrl-C or SIGTERM stopped `kivu batch` or a build.";
+3: all rows of `kivu batch` have errors; 129, 130 or 143: SIGHUP, Ctrl-C or SIGTERM stopped
+`kivu batch` or a build.";
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{self, ExitCode},
     sync::Arc,
@@ -138,9 +138,10 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let catalog = Arc::new(tokio::task::block_in_place(|| Catalog::open(&config))?);
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
-    let url = format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
+    let url =
+        |address: SocketAddr| format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
     let requires_key = guard.requires_key();
-    let _ = announce(&url, &catalog, config.page, requires_key);
+    let _ = announce([&url(address), &url(reachable(address))], &catalog, config.page, requires_key);
     let files = catalog.mapped_files();
     let stop = async {
         tokio::select! {
@@ -206,11 +207,25 @@ async fn changed<'a>(files: &'a [Arc<MappedFiles>], catalog: &Catalog) -> &'a Pa
     }
 }
 
-fn announce(url: &str, catalog: &Catalog, has_page: bool, requires_key: bool) -> Result<()> {
+/// An address for clients on this machine, if the server listens on all of its addresses.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+/// Prints the models with the server's URL, and a request to its URL for this machine.
+fn announce([url, local]: [&str; 2], catalog: &Catalog, has_page: bool, requires_key: bool) -> Result<()> {
     let models = catalog.entries();
     if let Some((memory, _)) = catalog.budget() {
-        let (count, memory) = (models.len(), memory / 1_000_000);
-        print(&format!("serving {count} models on demand, within {memory} MB, on {url}"))?;
+        let memory = match memory {
+            ..1_000_000 => format!("{memory} bytes"),
+            _ => format!("{} MB", memory / 1_000_000),
+        };
+        print(&format!("serving {} models on demand, within {memory}, on {url}", models.len()))?;
     } else {
         for model in models.iter() {
             print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
@@ -218,10 +233,23 @@ fn announce(url: &str, catalog: &Catalog, has_page: bool, requires_key: bool) ->
     }
     let Some(first) = models.first() else { return Ok(()) };
     print(&match has_page {
-        true => format!("try it: open {url}/ in a browser, or"),
+        true => format!("try it: open {local}/ in a browser, or"),
         false => "try it:".to_owned(),
     })?;
     let (name, body) = (&first.name, example::body(&first.manifest));
     let key = if requires_key { " -H 'authorization: Bearer KEY'" } else { "" };
-    print(&format!("  curl {url}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"))
+    print(&format!("  curl {local}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn browsers_get_an_address_that_they_can_open() {
+        let shown = |address: &str| reachable(address.parse().unwrap()).to_string();
+        assert_eq!(shown("0.0.0.0:80"), "127.0.0.1:80");
+        assert_eq!(shown("[::]:80"), "[::1]:80");
+        assert_eq!(shown("10.0.0.1:80"), "10.0.0.1:80");
+    }
 }

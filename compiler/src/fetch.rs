@@ -73,7 +73,9 @@ fn download(package: &Package<'_>, scratch: &Path) -> Result<PathBuf> {
     files::write(&requirements, requirement.as_bytes())?;
     let wheels = scratch.join("wheels");
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes"])
+    // Only its errors are printed: the stage is said already.
+    pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check"])
+        .args(["download", "--no-deps", "--require-hashes"])
         .args(["--only-binary=:all:", "--no-cache-dir", "--dest"])
         .arg(&wheels)
         .arg("--requirement")

@@ -14,8 +14,14 @@ use kivu::{
     repository::bundle::{TOKENIZER, sha256_of},
 };
 
+/// Reads a settings file or a vocabulary, whose size is limited.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     regular_file::read_text(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+}
+
+/// Reads a file with weights.
+pub(super) fn read_weights(path: &Path) -> Result<Vec<u8>> {
+    regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
 }
 
 /// The `tokenizer.json` in `folder`.

@@ -32,7 +32,7 @@ impl Location {
         }
         if named.exists() {
             let is_recipe = named.is_file() && named.extension().is_some_and(|extension| extension == "toml");
-            let is_source = ["config.json", "modules.json", "gliner_config.json"]
+            let is_source = ["config.json", "modules.json", "gliner_config.json", "adapter_config.json"]
                 .iter()
                 .any(|file| named.join(file).is_file())
                 && !named.join(MANIFEST).exists();

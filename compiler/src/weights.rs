@@ -74,7 +74,7 @@ impl Weights {
         let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         let mut others = BTreeMap::new();
         for path in paths {
-            let bytes = files::read(path)?;
+            let bytes = files::read_weights(path)?;
             hash.update(&bytes);
             if path.extension().is_some_and(|extension| extension == "bin") {
                 let failed = |error| {
@@ -282,6 +282,15 @@ fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_may_be_larger_than_settings_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(folder.path().join(WHOLE)).unwrap();
+        file.set_len(kivu::regular_file::MAX_TEXT_BYTES + 1).unwrap();
+        let refusal = Weights::open(folder.path()).unwrap_err().to_string();
+        assert!(refusal.ends_with("is not a safetensors file"), "{refusal}");
+    }
 
     #[test]
     fn weights_that_are_not_finite_are_refused_by_name() {

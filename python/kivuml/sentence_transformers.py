@@ -76,8 +76,10 @@ class SentenceTransformer:
         return self.encode(sentences, **options)
 
     def similarity(self, first: Any, second: Any) -> np.ndarray:
-        """Cosines between all pairs."""
-        left, right = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (first, second))
-        left = left / np.linalg.norm(left, axis=1, keepdims=True)
-        right = right / np.linalg.norm(right, axis=1, keepdims=True)
-        return left @ right.T
+        """Cosines between all pairs; 0 for vectors of zeros, as there."""
+
+        def normalized(vectors: Any) -> np.ndarray:
+            rows = np.atleast_2d(np.asarray(vectors, np.float32))
+            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+        return normalized(first) @ normalized(second).T

@@ -47,6 +47,7 @@ pub(super) enum BedrockResponse {
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct TitanRequest {
+    /// The text to embed.
     #[schemars(with = "Text")]
     input_text: Content,
     /// Number of leading values to keep, which are normalized again.
@@ -89,6 +90,7 @@ struct TitanVectors {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BedrockEmbedRequest {
+    /// The texts to embed; or `inputs`.
     #[schemars(with = "Option<Texts>")]
     texts: Option<Content>,
     /// Instead of `texts`: objects whose `content` has texts.
@@ -125,6 +127,7 @@ enum BedrockTruncate {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BedrockRankRequest {
+    /// The text by which the documents are ranked.
     #[schemars(with = "Text")]
     query: Content,
     /// Texts, or objects with a `text`.

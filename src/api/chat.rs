@@ -62,8 +62,9 @@ pub(super) struct ChatRequest {
     stream: Option<bool>,
     /// Must be 1.
     n: Option<usize>,
-    /// Must be null or empty, like `functions`.
+    /// Must be null or empty.
     tools: Option<Value>,
+    /// Must be null or empty.
     functions: Option<Value>,
     /// Must be null or of the type `text`.
     response_format: Option<Value>,
@@ -73,6 +74,7 @@ pub(super) struct ChatRequest {
 #[serde(expecting = "an object with `role` and `content`")]
 #[schemars(inline)]
 struct ChatMessage {
+    /// The author.
     role: ChatRole,
     /// A text, or a list with one text part.
     content: Option<ChatContent>,
@@ -100,8 +102,10 @@ enum ChatContent {
 #[derive(Deserialize, JsonSchema)]
 #[schemars(inline)]
 struct ChatPart {
+    /// `text`.
     #[serde(rename = "type")]
     _type: ChatPartType,
+    /// The text.
     text: String,
 }
 

@@ -33,6 +33,7 @@ async fn classify(context: &Context, classifier: &Classifier, inputs: Vec<Input>
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct PredictRequest {
+    /// A text, or a text and its pair as a list; a list of such lists classifies several.
     #[schemars(with = "Pairs")]
     inputs: Content,
     /// Model name; the default is the first classification model.
@@ -76,8 +77,10 @@ fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<(Vec<Input>, 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct ClassifyRequest {
+    /// A text, an object with `text` and `text_pair`, or a list of them.
     #[schemars(with = "OneOrManyClassified")]
     inputs: Content,
+    /// Classification parameters, with defaults for all.
     parameters: Option<ClassificationParameters>,
 }
 
@@ -96,8 +99,10 @@ pub(super) async fn classify_with(
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct ZeroShotRequest {
+    /// The texts to classify: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
+    /// The labels to choose from, and how to score them.
     parameters: ZeroShotParameters,
 }
 

@@ -27,6 +27,7 @@ use crate::{
 pub(super) struct CohereEmbedRequest {
     /// Model name; the default is the first embedding model.
     pub(super) model: Option<String>,
+    /// The texts to embed; or `inputs`.
     #[schemars(with = "Option<Texts>")]
     pub(super) texts: Option<Content>,
     /// Instead of `texts`: objects whose `content` has texts.
@@ -49,6 +50,7 @@ pub(super) struct CohereEmbedRequest {
 #[serde(expecting = "an object with `content`")]
 #[schemars(inline)]
 pub(super) struct Message {
+    /// Texts that are joined with line breaks, and embedded as one.
     #[schemars(length(min = 1))]
     content: Vec<Part>,
 }
@@ -57,8 +59,10 @@ pub(super) struct Message {
 #[serde(expecting = "an object with `type` and `text`")]
 #[schemars(inline)]
 struct Part {
+    /// `text`; images are refused.
     #[serde(rename = "type")]
     _type: PartType,
+    /// One of the joined texts.
     #[schemars(length(min = 1))]
     text: String,
 }

@@ -2,7 +2,6 @@
 
 use axum::{
     Json,
-    body::Body,
     http::{
         HeaderValue, StatusCode,
         header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
@@ -20,9 +19,8 @@ const ERROR_TYPE: &str = "x-amzn-errortype";
 /// The format of error bodies, which several APIs may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
+    /// TEI, the model hub, Ollama and LibreTranslate.
     Tei,
-    /// As TEI, but with a body for 401: the model hub, Ollama and LibreTranslate.
-    Hub,
     OpenAi,
     Jina,
     /// Cohere and DeepL.
@@ -124,15 +122,15 @@ impl Dialect {
         }
     }
 
-    /// A rejection's error body; TEI sends none with 401.
-    pub(super) fn body(self, rejection: &Rejection) -> Option<ErrorBody> {
+    /// A rejection's error body.
+    pub(super) fn body(self, rejection: &Rejection) -> ErrorBody {
         let (status, message) = (rejection.status, rejection.message.clone());
-        Some(match self {
-            Self::Tei if status == StatusCode::UNAUTHORIZED => return None,
-            Self::Hub if status == StatusCode::UNAUTHORIZED => {
+        match self {
+            // TEI itself sends no body, so its clients read none.
+            Self::Tei if status == StatusCode::UNAUTHORIZED => {
                 ErrorBody::KServe(KServeError { error: message })
             }
-            Self::Tei | Self::Hub => {
+            Self::Tei => {
                 let error_type = match status {
                     StatusCode::TOO_MANY_REQUESTS => "Overloaded",
                     status if status.is_server_error() => "Backend",
@@ -157,7 +155,7 @@ impl Dialect {
             Self::Cohere => ErrorBody::Cohere(CohereError { message }),
             Self::KServe => ErrorBody::KServe(KServeError { error: message }),
             Self::Bedrock => ErrorBody::Bedrock(BedrockError { message }),
-        })
+        }
     }
 
     /// Completes a rejected request's response: status, headers and body.
@@ -178,13 +176,8 @@ impl Dialect {
             _ => {}
         }
         headers.remove(CONTENT_LENGTH);
-        *response.body_mut() = match self.body(rejection) {
-            Some(body) => {
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                Json(body).into_response().into_body()
-            }
-            None => Body::empty(),
-        };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        *response.body_mut() = Json(self.body(rejection)).into_response().into_body();
     }
 }
 

@@ -157,9 +157,11 @@ pub(super) struct VectorsByKind {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct SimilarityRequest {
+    /// The sentences to compare.
     inputs: SimilarityInputs,
     /// Model name; the default is the first embedding model.
     model: Option<String>,
+    /// Embedding options, with defaults for all.
     parameters: Option<EmbedOptions>,
 }
 
@@ -176,6 +178,7 @@ struct SimilarityInputs {
     /// The text that the others are compared with.
     #[schemars(with = "OneText")]
     source_sentence: Content,
+    /// The texts that are compared with it: one, or a list.
     #[schemars(with = "Texts")]
     sentences: Content,
 }

@@ -28,8 +28,10 @@ use crate::{
 #[serde(expecting = "an object with `inputs`")]
 #[schemars(rename = "GenerationRequest")]
 pub(super) struct HubGenerationRequest {
+    /// The texts from which the model generates: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
+    /// Languages and generation options, with defaults for all.
     parameters: Option<HubParameters>,
 }
 
@@ -38,10 +40,15 @@ pub(super) struct HubGenerationRequest {
 #[serde(expecting = "an object")]
 #[schemars(rename = "GenerationParameters")]
 pub(super) struct HubParameters {
+    /// The source language, for translation models with several.
     src_lang: Option<String>,
+    /// The target language, for translation models with several.
     tgt_lang: Option<String>,
+    /// Whether spaces before punctuation are removed; false by default.
     clean_up_tokenization_spaces: Option<bool>,
+    /// Whether texts above the token limit are truncated or refused.
     truncation: Option<HubTruncation>,
+    /// Generation options, which take precedence over the same options next to it.
     generate_parameters: Option<GenerationOptions>,
 }
 

@@ -1,6 +1,10 @@
 //! What all requests share: an id, access control, a permit, an error body, and one log line.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -53,11 +57,16 @@ struct Origin {
 }
 
 impl Observed {
-    /// Gives a request an id, which its headers have from now on.
+    /// Gives a request an id, which its headers have from now on. Its span is sent even if it is not finished.
     pub(super) fn new(method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
+        Self::begun(Instant::now(), method, path, headers)
+    }
+
+    /// The same for a request that began at `started`.
+    pub(super) fn begun(started: Instant, method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
         let id = request_id(headers);
         let trace = Trace::read(|name| headers.get(name)?.to_str().ok());
-        let record = RequestRecord::begin(method.as_str(), trace);
+        let record = RequestRecord::begun(started, method.as_str(), trace);
         let (method, path, origin) = (method.clone(), path.to_owned(), Origin::default());
         Self { record, id, method, path, route: None, origin, slow: None }
     }

@@ -283,10 +283,9 @@ fn add_errors(dialect: Dialect, route: &Route, generator: &mut SchemaGenerator, 
             continue;
         }
         *response = json!({ "description": meaning });
-        if let Some(body) = dialect.body(&rejection) {
-            let schema = body.schema(generator);
-            response["content"]["application/json"] = json!({ "schema": schema, "example": body });
-        }
+        let body = dialect.body(&rejection);
+        let schema = body.schema(generator);
+        response["content"]["application/json"] = json!({ "schema": schema, "example": body });
     }
 }
 

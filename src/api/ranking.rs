@@ -47,12 +47,15 @@ async fn rank(
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
 pub(super) struct RerankRequest {
+    /// The text by which the others are ranked.
     #[schemars(with = "Text")]
     query: Content,
+    /// The texts to rank.
     #[schemars(with = "Texts")]
     texts: Content,
     /// Model name; the default is the first ranking model.
     model: Option<String>,
+    /// Whether the response has the texts; false by default.
     return_text: Option<bool>,
     #[serde(flatten, deserialize_with = "flattened")]
     parameters: RankingParameters,
@@ -82,6 +85,7 @@ pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, b
 pub(super) struct DocumentsRequest {
     /// Model name; the default is the first ranking model.
     pub(super) model: Option<String>,
+    /// The text by which the documents are ranked.
     #[schemars(with = "Text")]
     pub(super) query: Content,
     /// Texts, or objects with a `text`.
@@ -102,8 +106,11 @@ pub(super) struct DocumentsRequest {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct RankedDocument {
+    /// The document's position in the request, from 0.
     index: usize,
+    /// From 0 to 1, the most relevant document first.
     relevance_score: f32,
+    /// The document, if `return_documents` is true.
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<Document>,
 }

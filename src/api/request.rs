@@ -106,9 +106,11 @@ impl Context {
         Scope { max_parts: self.max_parts, ..self.app.scope() }
     }
 
-    /// The context for each of `count` requests in one, which share its limits.
+    /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
+    /// of them need not fit into memory together.
     pub(super) fn of_part(&self, count: usize) -> Self {
-        Self { max_parts: (self.max_parts / count.max(1)).max(1), ..self.clone() }
+        let max_parts = (self.max_parts / count.max(1)).max(1);
+        Self { max_parts, models: Arc::default(), ..self.clone() }
     }
 }
 
@@ -251,6 +253,8 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
                 Error::malformed("expected JSON, but found an empty body")
             } else if cause.is_eof() {
                 Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
+            } else if byte_at(bytes, &cause) == Some(b'\'') {
+                Error::malformed(format!("expected double quotes in JSON, but found a single quote ({at})"))
             } else {
                 Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
             }
@@ -262,6 +266,12 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
             ))
         }
     })
+}
+
+/// The byte at which an error was found.
+fn byte_at(bytes: &[u8], error: &serde_json::Error) -> Option<u8> {
+    let line = bytes.split(|byte| *byte == b'\n').nth(error.line().checked_sub(1)?)?;
+    line.get(error.column().checked_sub(1)?).copied()
 }
 
 /// The model that a body names.

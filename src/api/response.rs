@@ -37,7 +37,9 @@ impl<T> OneOrMany<T> {
 /// A label's score.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Prediction<'a> {
+    /// The label's share or probability from 0 to 1; with `raw_scores`, its logit.
     score: f32,
+    /// A label of the model or of the request.
     label: &'a str,
 }
 
@@ -56,7 +58,9 @@ pub(super) fn predictions<'a>(
 pub(super) struct Rank<'a> {
     /// The text's position in the request, from 0.
     pub(super) index: usize,
+    /// From 0 to 1, unless `raw_scores` is true.
     pub(super) score: f32,
+    /// The text, if `return_text` is true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<&'a str>,
 }

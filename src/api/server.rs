@@ -227,6 +227,10 @@ struct ModelDescription {
     precision: Precision,
     /// `available` (its first request loads it), `loading`, `loaded` or `failed`.
     state: &'static str,
+    /// How the model ranks or does zero-shot classification: `embedding`, by cosines between embeddings, or `model`, by a
+    /// head trained for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strategy: Option<&'static str>,
     task: Task,
 }
 
@@ -263,6 +267,7 @@ fn describe(model: &Arc<Entry>) -> ModelDescription {
         outputs: embedding.map(outputs),
         precision: manifest.weights.precision,
         state: model.state().name(),
+        strategy: settings.and_then(|settings| settings.strategy()),
         task: manifest.task,
     }
 }

@@ -79,10 +79,7 @@ impl LazyRouter {
 
     /// The router's response, or 503 if there is no router within the request's deadline.
     pub async fn respond(&self, request: Request) -> Response {
-        let (mut parts, body) = request.into_parts();
-        let path = parts.uri.path().to_owned();
-        let observed = Observed::new(&parts.method, &path, &mut parts.headers);
-        let request = Request::from_parts(parts, body);
+        let started = Instant::now();
         let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let rejection = match timeout(limit, self.attempt()).await {
@@ -94,6 +91,10 @@ impl LazyRouter {
             }
             Err(_) => Rejection::new(unavailable, "the models are still being loaded; try again shortly"),
         };
+        // The router observes its own requests.
+        let (mut parts, _) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        let observed = Observed::begun(started, &parts.method, &path, &mut parts.headers);
         let route = path.strip_prefix(&self.prefix).unwrap_or(&path);
         observed.finish(rejection.into_response(), route)
     }

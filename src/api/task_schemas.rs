@@ -44,13 +44,16 @@ pub(super) enum HubRequest {
 /// The model hub's body for a ranking model.
 #[derive(JsonSchema)]
 pub(super) struct HubRankingRequest {
+    /// The query, and the texts to rank by it.
     inputs: HubRankingInputs,
 }
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct HubRankingInputs {
+    /// The text by which the others are ranked.
     query: Text,
+    /// The texts to rank.
     texts: Texts,
 }
 

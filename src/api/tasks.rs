@@ -2,7 +2,7 @@
 //! Vertex AI's `/vertex`, and the model hub's `POST /models/{model}`.
 
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
-use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,17 +14,20 @@ use super::{
     generation::generate_with,
     inputs,
     ranking::rerank_with,
-    rejection::Reply,
+    rejection::{Rejection, Reply},
     request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
     response::BACKEND,
     task_schemas::DefaultRequest,
     token_classification::{FindEntitiesRequest, LabelTokensRequest, find_entities},
 };
 use crate::{
-    error::Error,
+    error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::sharing_turns,
 };
+
+/// The parameter with labels to choose from.
+const LABELS: &str = "candidate_labels";
 
 // Bodies are value trees, because their types depend on a model, whose name may be the last field.
 
@@ -46,6 +49,9 @@ async fn run_default(context: &Context, body: Value) -> Reply {
     }
     let name = model_name(&body).map(str::to_owned);
     let model = context.model(name.as_deref()).await?;
+    if name.is_none() {
+        check_default(context, model, &body)?;
+    }
     run_task(context, Selected { model, name: name.as_deref() }, body, Form::Tei).await
 }
 
@@ -72,6 +78,7 @@ async fn run_task(
     form: Form,
 ) -> Reply {
     let scope = context.scope();
+    check_parameters(model, &body)?;
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let mut body: EmbedRequest = from_value(body)?;
@@ -102,6 +109,38 @@ async fn run_task(
     }
 }
 
+/// Refuses requests for another task, whose response their client would misread.
+fn check_parameters(model: &Model, body: &Value) -> Result<()> {
+    let given = body.get("parameters").filter(|parameters| !parameters.is_null());
+    let has_labels = given.is_some_and(|given| given.get(LABELS).is_some_and(|labels| !labels.is_null()));
+    match &model.pipeline {
+        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => {
+            Err(Error::invalid(format!("expected the field `parameters.{LABELS}`, but found none")))
+        }
+        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) => Ok(()),
+        _ if has_labels => Err(Error::invalid(format!(
+            "expected a model that takes `parameters.{LABELS}`, but `{}` is for `{}`; the path `/models/NAME` selects \
+             another one",
+            model.name, model.manifest.task
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses the model hub's body where it reaches the first of several models, and that model embeds texts: hub clients
+/// send no `parameters` with texts to embed.
+fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
+    let is_hub_body = body.get("parameters").is_some_and(Value::is_object);
+    if is_hub_body && model.pipeline.embedding().is_some() && context.app.models().len() > 1 {
+        return Err(Error::invalid(format!(
+            "expected no `parameters` for `{}`, the first model, which is for `{}`; a client for another model needs \
+             its address, with the path `/models/NAME`",
+            model.name, model.manifest.task
+        )));
+    }
+    Ok(())
+}
+
 fn is_similarity(body: &Value) -> bool {
     body.get("inputs").is_some_and(|inputs| inputs.get("source_sentence").is_some())
 }
@@ -128,10 +167,11 @@ pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexReq
 }
 
 async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
-    let (limits, context) = (&context.app.limits, context.of_part(instances.len()));
-    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); instances.len()], 0, None);
-    let runs = instances.into_iter().enumerate().map(|(index, instance)| {
-        run_default(&context, instance).map_ok(move |response| (index, response.into_parts()))
+    let (limits, count) = (&context.app.limits, instances.len());
+    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); count], 0, None);
+    let runs = instances.into_iter().enumerate().map(|(index, instance)| async move {
+        let response = run_default(&context.of_part(count), instance).await?;
+        Ok::<_, Rejection>((index, response.into_parts()))
     });
     // The first error ends all instances.
     let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);

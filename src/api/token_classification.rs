@@ -20,8 +20,10 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct LabelTokensRequest {
+    /// The texts in which entities are found: one, or a list.
     #[schemars(with = "Texts")]
     pub(super) inputs: Content,
+    /// How token labels become entities, with defaults for all.
     pub(super) parameters: Option<TokenClassificationParameters>,
 }
 
@@ -30,8 +32,10 @@ pub(super) struct LabelTokensRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
 pub(super) struct FindEntitiesRequest {
+    /// The texts in which entities are found: one, or a list.
     #[schemars(with = "Texts")]
     pub(super) inputs: Content,
+    /// The labels to find, and how to score them.
     pub(super) parameters: ZeroShotEntitiesParameters,
 }
 

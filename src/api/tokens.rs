@@ -17,8 +17,10 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TokenizeRequest {
+    /// The texts to tokenize: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
+    /// Model name; the default is the first model.
     model: Option<String>,
     /// Whether the model's special tokens are added; true by default.
     #[serde(default = "yes")]
@@ -54,8 +56,10 @@ pub(super) async fn tokenize(Call(context, body): Call<TokenizeRequest>) -> Repl
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `ids`")]
 pub(super) struct DecodeRequest {
+    /// A text's token ids, or a list of such lists.
     #[schemars(with = "TokenIdLists")]
     ids: Content,
+    /// Model name; the default is the first model.
     model: Option<String>,
     /// Whether special tokens are omitted; true by default.
     #[serde(default = "yes")]

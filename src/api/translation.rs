@@ -24,6 +24,7 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(super) struct TranslateRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
     /// Model name; the default is the first model that translates between the languages.

@@ -35,6 +35,7 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `q`")]
 pub(super) struct LibreTranslateRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     q: Content,
     /// The source language; `auto` if all models for the target have the same.
@@ -42,6 +43,7 @@ pub(super) struct LibreTranslateRequest {
     /// The target language.
     #[schemars(required)]
     target: Option<String>,
+    /// `text`, the default; HTML is refused.
     #[schemars(extend("enum" = ["text", null]))]
     format: Option<String>,
     /// Number of alternative translations per text.
@@ -52,6 +54,7 @@ pub(super) struct LibreTranslateRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text`")]
 pub(super) struct DeepLRequest {
+    /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     text: Content,
     /// The source language; may be missing if all models for the target have the same.

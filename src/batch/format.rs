@@ -14,6 +14,10 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+/// Extensions of formats that Kivu does not write.
+const UNSUPPORTED_NAMES: [&str; 14] =
+    ["7z", "arrow", "avro", "br", "bz2", "feather", "lz4", "ods", "orc", "tgz", "xls", "xlsx", "xz", "zip"];
+
 /// Leading input bytes that determine the format.
 pub(super) const HEAD_BYTES: u64 = 4096;
 /// The same for zstd, which unpacks blocks up to 128 kB as a whole.
@@ -53,6 +57,8 @@ pub(super) struct NamedForm {
     pub(super) compression: Option<Compression>,
     /// Whether CSV fields are separated by tabs.
     pub(super) is_tsv: bool,
+    /// The extension of a format that Kivu does not write.
+    pub(super) unsupported: Option<&'static str>,
 }
 
 impl NamedForm {
@@ -75,7 +81,8 @@ impl NamedForm {
             "parquet" => Some(Format::Parquet),
             _ => None,
         };
-        Self { format, compression, is_tsv: extension == "tsv" }
+        let unsupported = UNSUPPORTED_NAMES.into_iter().find(|name| *name == extension);
+        Self { format, compression, is_tsv: extension == "tsv", unsupported }
     }
 }
 

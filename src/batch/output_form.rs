@@ -23,7 +23,7 @@ impl OutputForm {
     /// Also returns a note if the name states a different format, because the input's name is just as wrong.
     ///
     /// # Errors
-    /// The name states a different format, or a compressed Parquet file.
+    /// The name states a different format, one that Kivu does not write, or a compressed Parquet file.
     pub(super) fn of(
         output: &str,
         input: &str,
@@ -35,8 +35,16 @@ impl OutputForm {
             && input.format != other
         {
             return Err(Error::config(format!(
-                "expected the name of {format} for the output, which has the format of the input, but found a name of \
-                 {named}; rename the output, or convert the input"
+                "expected an output name for {format}, the input's format, but found one for {named}; rename the output, \
+                 or convert the input"
+            )));
+        }
+        if let Some(extension) = output.unsupported
+            && input.unsupported != output.unsupported
+        {
+            return Err(Error::config(format!(
+                "expected an output name for {format}, the input's format, but found one that ends in `.{extension}`; \
+                 rename the output"
             )));
         }
         let note = other.map(|named| {
@@ -99,14 +107,17 @@ mod tests {
     fn a_name_of_another_format_is_refused() {
         let refused =
             |output, input, format| form(output, input, format, Compression::None).unwrap_err().to_string();
-        insta::assert_snapshot!(refused("emb.parquet", "r.csv", Format::Csv), @"expected the name of CSV for the output, which has the format of the input, but found a name of Parquet; rename the output, or convert the input");
+        insta::assert_snapshot!(refused("emb.parquet", "r.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one for Parquet; rename the output, or convert the input");
         for (output, format) in
             [("b.jsonl", Format::Csv), ("b.csv.gz", Format::JsonLines), ("b.json", Format::Parquet)]
         {
-            assert!(refused(output, "a.txt", format).contains("but found a name of"), "{output}");
+            assert!(refused(output, "a.txt", format).contains("but found one for"), "{output}");
         }
         insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"expected an output of Parquet without further compression, since its columns are compressed, but found the name of a compressed file");
+        insta::assert_snapshot!(refused("b.XLSX", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.xlsx`; rename the output");
+        insta::assert_snapshot!(refused("b.csv.bz2", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.bz2`; rename the output");
         // Both names are wrong, as in a bucket where an input's name determines the output's.
+        assert!(form("out/a.xlsx", "in/a.xlsx", Format::Csv, Compression::None).is_ok());
         let (_, note) =
             OutputForm::of("out/a.csv", "in/a.csv", (Format::JsonLines, Compression::None)).unwrap();
         insta::assert_snapshot!(note.unwrap(), @"the output is JSON Lines, as the input is, though its name is one of CSV");

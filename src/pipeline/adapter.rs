@@ -31,8 +31,17 @@ pub(super) struct NamedOutput {
     pub(super) name: String,
     /// Last axis length.
     pub(super) width: usize,
-    /// Whether it must have a vector for each token; otherwise it may have one for each text.
-    pub(super) is_of_tokens: bool,
+    pub(super) vectors: Vectors,
+}
+
+/// What an output has vectors for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vectors {
+    PerToken,
+    /// One per text.
+    PerText,
+    /// Either; a text may also have a matrix for each word.
+    Any,
 }
 
 impl OutputSpec {
@@ -121,12 +130,15 @@ impl Adapter {
                         found.name, output.width
                     )));
                 }
-                if output.is_of_tokens && !adapter.has_token_vectors(*place) {
-                    return Err(Error::model(format!(
-                        "expected `{}` with a vector for each token, but found {:?}",
-                        found.name, found.shape
-                    )));
-                }
+                let expected = match output.vectors {
+                    Vectors::PerToken if !adapter.has_token_vectors(*place) => "token",
+                    Vectors::PerText if adapter.has_token_vectors(*place) => "text",
+                    _ => continue,
+                };
+                return Err(Error::model(format!(
+                    "expected `{}` with a vector for each {expected}, but found {:?}",
+                    found.name, found.shape
+                )));
             }
         }
         Ok(adapter)
@@ -276,7 +288,7 @@ impl Adapter {
             Output::Values(places) => self.has_token_vectors(places[place]),
             Output::Labels { .. } => false,
         };
-        // A text may also have a matrix for each word.
+        let NamedOutput { width: expected, vectors, .. } = self.spec.outputs[place];
         let has_rows = if has_tokens { shape.len() == 3 } else { matches!(shape.len(), 2 | 4) };
         let (rows, width) = match *shape {
             [] => return Err(wrong_shape()),
@@ -285,7 +297,8 @@ impl Adapter {
             [rows, .., width] if has_rows => (rows, width),
             [.., width] => (1, width),
         };
-        if rows < count || width == 0 || width != self.spec.outputs[place].width || values.is_empty() {
+        let has_other_vectors = vectors == Vectors::PerText && values.len() != rows * width;
+        if rows < count || width == 0 || width != expected || values.is_empty() || has_other_vectors {
             return Err(wrong_shape());
         }
         let row = |(row, length): (&'a [f32], usize)| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, Granularity, Logits, NamedOutput},
+    encoder::{Encoder, Granularity, Logits, NamedOutput, Vectors},
     encoding::{EncodingOptions, Input},
     pair_template::PairTemplate,
     scores::ScoreFunction,
@@ -57,7 +57,7 @@ impl ClassificationPipeline {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
+        let output = vec![NamedOutput { name, width, vectors: Vectors::PerText }];
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
             .without_trailing(settings.padding);

@@ -8,7 +8,7 @@ use std::{ops::Range, sync::Arc};
 pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
     chunks::Chunks,
-    encoder::{Encoder, Granularity, NamedOutput, Row},
+    encoder::{Encoder, Granularity, NamedOutput, Row, Vectors},
     encoding::{EncodingOptions, Encodings, Input},
     pooling::{Pooling, normalize},
     roles::TextRole,
@@ -108,13 +108,20 @@ impl EmbeddingPipeline {
         route: impl Into<Route>,
         settings: EmbeddingSettings,
     ) -> Result<Self> {
-        let output = |name: &str, width, is_of_tokens| NamedOutput { name: name.into(), width, is_of_tokens };
-        let dense = settings.dense.as_ref().map(|dense| output(&dense.output, dense.dimensions, false));
+        let output = |name: &str, width, vectors| NamedOutput { name: name.into(), width, vectors };
+        let dense =
+            settings.dense.as_ref().map(|dense| output(&dense.output, dense.dimensions, Vectors::Any));
         let sparse = settings.sparse.as_ref().map(|sparse| {
-            let is_of_tokens = matches!(sparse.values, SparseValues::Tokens { .. });
-            output(&sparse.output, sparse.width(), is_of_tokens)
+            let vectors = match sparse.values {
+                SparseValues::Tokens { .. } => Vectors::PerToken,
+                _ => Vectors::PerText,
+            };
+            output(&sparse.output, sparse.width(), vectors)
         });
-        let multi = settings.multi_vector.as_ref().map(|multi| output(&multi.output, multi.dimensions, true));
+        let multi = settings
+            .multi_vector
+            .as_ref()
+            .map(|multi| output(&multi.output, multi.dimensions, Vectors::PerToken));
         let outputs = [dense, sparse, multi].into_iter().flatten().collect();
         let encoder = Encoder::new(tokenizer, route.into(), outputs, None, settings.max_tokens)?;
         Ok(Self { encoder, settings: settings.into(), ranges: None, query_weights: None })

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 
-pub(super) use super::adapter::{NamedOutput, Row};
+pub(super) use super::adapter::{NamedOutput, Row, Vectors};
 use super::{
     adapter::{Adapter, OutputSpec},
     encoding::{EncodingOptions, Encodings, Input, InputTokenizer, MAX_BYTES},

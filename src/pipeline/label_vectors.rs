@@ -9,7 +9,7 @@ use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, Granularity, NamedOutput},
+    encoder::{Encoder, Granularity, NamedOutput, Vectors},
     encoding::{EncodingOptions, Input},
 };
 use crate::{
@@ -84,7 +84,7 @@ impl LabelEncoder {
         settings: &LabelEncoderSettings,
     ) -> Result<Self> {
         let LabelEncoderSettings { output, dimensions, max_tokens, .. } = settings;
-        let output = NamedOutput { name: output.clone(), width: *dimensions, is_of_tokens: false };
+        let output = NamedOutput { name: output.clone(), width: *dimensions, vectors: Vectors::Any };
         let encoder = Encoder::new(tokenizer, backend.into(), vec![output], None, *max_tokens)?;
         Ok(Self { encoder, vectors: LabelVectors::default() })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, Granularity, Logits, NamedOutput, Row},
+    encoder::{Encoder, Granularity, Logits, NamedOutput, Row, Vectors},
     encoding::{EncodedWindows, EncodingOptions, Input},
     entities::{
         Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps,
@@ -108,7 +108,7 @@ impl TokenClassificationPipeline {
             return Err(Error::model("expected labels in the manifest, but found none"));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, is_of_tokens: true }];
+        let output = vec![NamedOutput { name, width, vectors: Vectors::PerToken }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
         let labels = settings.labels.iter().map(|label| label.as_str().into()).collect();
         Ok(Self { encoder, settings, labels })

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    encoder::{Encoder, Granularity, NamedOutput, Row},
+    encoder::{Encoder, Granularity, NamedOutput, Row, Vectors},
     encoding::EncodedWindows,
     entities::{Entity, EntityCount, EntityLabel, IndexedText, TextEntities},
     executor::tokenize,
@@ -162,7 +162,7 @@ impl ZeroShotEntitiesPipeline {
                 "expected an encoder for labels only for a model whose manifest names one",
             ));
         }
-        let output = vec![NamedOutput { name, width, is_of_tokens: false }];
+        let output = vec![NamedOutput { name, width, vectors: Vectors::Any }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
         Ok(Self { encoder, settings: settings.into(), labels })
     }

@@ -92,6 +92,15 @@ impl<'a> TaskSettings<'a> {
         }
     }
 
+    /// How a model ranks or does zero-shot classification: `embedding` or `model`, as recipes name it.
+    pub fn strategy(&self) -> Option<&'static str> {
+        match self {
+            Self::RankingEmbedding(_) | Self::ZeroShotEmbedding(_) => Some("embedding"),
+            Self::CrossEncoder(_) | Self::Entailment(_) => Some("model"),
+            _ => None,
+        }
+    }
+
     /// For the task `translation`.
     pub fn translation(&self) -> Option<&'a Seq2SeqSettings> {
         match self {

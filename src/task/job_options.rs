@@ -142,11 +142,12 @@ fn expected(choices: &[String]) -> String {
 
 impl Args for JobOptions {
     fn augment_args(command: Command) -> Command {
-        // On the command line, a flag has no value.
+        // On the command line, a flag has no value. Each task has numbered its own arguments from 0.
         let as_flag = |argument: Arg| match argument.get_num_args() {
             Some(count) if count.min_values() == 0 => argument.num_args(0).require_equals(false),
             _ => argument,
         };
+        let as_flag = |argument: Arg| as_flag(argument.display_order(None));
         command.args(all().into_iter().map(as_flag))
     }
 

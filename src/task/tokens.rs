@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     model::Model,
     pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline, SpecialTokens},
-    tokenizer::{Token, Tokenizer},
+    tokenizer::{Token, Tokenizer, UNMATCHED},
 };
 
 /// Tokenization parameters.
@@ -127,7 +127,10 @@ fn text_tokens(text: &str, tokens: Vec<Token>) -> Vec<TextToken> {
         .into_iter()
         .map(|token| TextToken {
             id: token.id,
-            text: token.span.and_then(slice).unwrap_or(token.text),
+            text: token
+                .span
+                .and_then(slice)
+                .unwrap_or_else(|| token.text.trim_start_matches(UNMATCHED).to_owned()),
             special: token.special,
             start: token.span.map(|(start, _)| start),
             stop: token.span.map(|(_, stop)| stop),

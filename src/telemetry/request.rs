@@ -44,7 +44,12 @@ struct Progress {
 impl RequestRecord {
     /// Begins a request, in the client's trace if there is one.
     pub fn begin(method: &str, parent: Option<Trace>) -> Arc<Self> {
-        let clock = Clock::start();
+        Self::begun(Instant::now(), method, parent)
+    }
+
+    /// A request that began at `started`.
+    pub fn begun(started: Instant, method: &str, parent: Option<Trace>) -> Arc<Self> {
+        let clock = Clock::since(started);
         let span = spans::begin(method, parent.as_ref(), clock);
         let trace = span.as_ref().map(RequestSpan::trace).or(parent);
         Arc::new(Self { clock, trace, span: Mutex::new(span), progress: Mutex::default() })

@@ -45,8 +45,15 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn start() -> Self {
-        Self { started: Instant::now(), time: SystemTime::now() }
+    /// The clock of a request that began at `started`.
+    pub(super) fn since(started: Instant) -> Self {
+        let now = SystemTime::now();
+        Self { started, time: now.checked_sub(started.elapsed()).unwrap_or(now) }
+    }
+
+    /// When the request began.
+    pub(super) fn began(self) -> SystemTime {
+        self.time
     }
 
     pub(super) fn elapsed(self) -> Duration {

@@ -53,6 +53,10 @@ pub struct Tokenizer {
 
 const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
+/// A character that normalized texts never contain. Vocabularies in bundles have it before pieces that texts must not
+/// match, such as `</s>`.
+pub const UNMATCHED: char = '\u{1}';
+
 /// A text token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -136,6 +137,16 @@ class Functions(Aws):
         return {"Version": "3" if is_alias else "$LATEST", "MemorySize": 1024, "Timeout": 29} | ({self.stale: 0} if self.stale and is_alias else {})
 
 
+def missing_settings():
+    """Without credentials or a region, as on a machine that has never used AWS."""
+    empty = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}
+    for variables, expected in (({}, "AWS_REGION"), ({"AWS_REGION": "eu-west-1"}, "AWS_PROFILE")):
+        command = [sys.executable, "-B", operate.__file__, "kivu", "settings"]
+        done = subprocess.run(command, env=empty | variables, capture_output=True, text=True)
+        expect(f"exit code with {variables}", 1, done.returncode)
+        expect(f"the missing setting in {done.stderr!r}", True, done.stderr.startswith("error: expected ") and f"set {expected}" in done.stderr)
+
+
 def settings():
     """`make deploy` builds as before, unless variables say otherwise."""
     minilm, unknown = ".kivu/bundles/minilm", "expected a record of the bundles"
@@ -169,6 +180,7 @@ def main():
     run("rotate", aws)
     expect("its completion, without another secret", ("after old", "after old"), (aws.secret, aws.header))
 
+    missing_settings()
     settings()
     for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
         found = run("served", Functions(stale))

@@ -83,7 +83,7 @@ async fn each_dialect_has_its_own_401() {
         answers.push(format!("{path}: {} {body}", status.as_u16()));
     }
     insta::assert_snapshot!(answers.join("\n"), @r#"
-    /embed: 401 ""
+    /embed: 401 {"error":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}
     /v1/embeddings: 401 {"error":{"code":"invalid_api_key","message":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none","param":null,"type":"invalid_request_error"}}
     /v1/rerank: 401 {"detail":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}
     /v2/rerank: 401 {"message":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}

@@ -340,11 +340,41 @@ async fn oversized_requests_are_rejected_with_the_limit() {
     insta::assert_snapshot!(refusal("/embed", body).await, @"413: expected a body of at most 4096 bytes, but found more");
 }
 
+/// Their clients would misread the response.
+#[tokio::test]
+async fn requests_for_another_models_task_are_refused() {
+    let hub = json!({ "inputs": "cat", "parameters": {} }).to_string();
+    let labels = json!({ "inputs": "cat", "parameters": { "candidate_labels": ["a", "b"] } }).to_string();
+    for path in ["/", "/models/tiny", "/invocations"] {
+        let expected = "422: expected a model that takes `parameters.candidate_labels`, but `tiny` is for \
+                        `feature-extraction`; the path `/models/NAME` selects another one";
+        assert_eq!(refusal(path, labels.clone()).await, expected, "{path}");
+    }
+    assert_eq!(
+        app().oneshot(post("/", hub.clone())).await.unwrap().status(),
+        StatusCode::OK,
+        "a single model"
+    );
+    let rank = Model { name: "rank".into(), ..scripted_model_of(Task::TextRanking) };
+    let several = router(App::new(vec![scripted_model(), rank], Limits::default()));
+    let (status, body) = answer(several.clone().oneshot(post("/", hub.clone())).await.unwrap()).await;
+    insta::assert_snapshot!(format!("{status} {}", body["error"]), @r#"422 Unprocessable Entity "expected no `parameters` for `tiny`, the first model, which is for `feature-extraction`; a client for another model needs its address, with the path `/models/NAME`""#);
+    for (path, body) in [("/models/tiny", hub), ("/", json!({ "inputs": "cat" }).to_string())] {
+        assert_eq!(
+            several.clone().oneshot(post(path, body)).await.unwrap().status(),
+            StatusCode::OK,
+            "{path}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn invalid_json_is_rejected_with_its_position() {
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a""#).await, @"400: expected JSON, but the body ends too early (line 1, column 14)");
     insta::assert_snapshot!(refusal("/embed", "").await, @"400: expected JSON, but found an empty body");
     insta::assert_snapshot!(refusal("/embed", "hello").await, @"400: the body is not JSON: expected value at line 1 column 1");
+    insta::assert_snapshot!(refusal("/embed", "{'inputs': 'a'}").await, @"400: expected double quotes in JSON, but found a single quote (line 1, column 2)");
+    insta::assert_snapshot!(refusal("/embed", "{\"inputs\":\n 'a'}").await, @"400: expected double quotes in JSON, but found a single quote (line 2, column 2)");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a"} {}"#).await, @"400: expected one JSON value, but found more at line 1, column 17");
     insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"400: the body is not JSON: invalid unicode code point at line 1 column 13");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"400: the body is not JSON: unexpected end of hex escape at line 1 column 19");

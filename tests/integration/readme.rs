@@ -78,12 +78,22 @@ fn commands_that_are_not_run_are_make_targets() {
     );
     let not_run: Vec<_> = blocks.iter().filter(|block| block.not_run.is_some()).collect();
     let codes: Vec<_> = not_run.iter().flat_map(|block| commands(&block.code)).collect();
-    assert_eq!(codes, ["make deploy", "make invoke", "make package", "make test"]);
+    insta::assert_snapshot!(codes.join("\n"), @"
+    make wheel && pip install target/wheels/kivuml-*.whl
+    cargo install --path cli
+    docker build --file Containerfile --tag kivu .
+    kivu serve BAAI/bge-small-en-v1.5
+    make deploy
+    make invoke
+    make package
+    make test
+    ");
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
-    for command in &codes {
-        let target = command.strip_prefix("make ").unwrap();
+    for command in codes.iter().filter_map(|command| command.strip_prefix("make ")) {
+        let target = command.split(' ').next().unwrap();
         assert!(makefile.contains(&format!("\n{target}:")), "{target}");
     }
+    assert!(root().join("Containerfile").is_file() && root().join("cli/Cargo.toml").is_file());
 }
 
 /// A folder that resembles a checkout after `make run`, with the program that cargo built for these tests.
@@ -95,6 +105,29 @@ fn checkout() -> tempfile::TempDir {
     fs::create_dir_all(folder.path().join("target/debug")).unwrap();
     symlink(env!("CARGO_BIN_EXE_kivu"), folder.path().join("target/debug/kivu")).unwrap();
     folder
+}
+
+/// No container engine runs in the tests. packaging/try.py does what the image from an archive contains.
+#[test]
+fn both_container_files_make_the_same_image() {
+    let [checkout, archive] = ["Containerfile", "packaging/Containerfile"].map(|name| {
+        let text = fs::read_to_string(root().join(name)).unwrap();
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    });
+    let last = checkout.iter().rposition(|line| line.starts_with("FROM ")).unwrap();
+    let image = |lines: &[String]| -> Vec<String> {
+        lines.iter().filter(|line| !line.starts_with("COPY ")).cloned().collect()
+    };
+    assert_eq!(image(&checkout[last..]), image(&archive));
+    assert!(archive.contains(&"CMD [\"serve\", \"/models\"]".to_owned()), "{archive:?}");
+    // The context of the build has no build outputs.
+    let ignored = fs::read_to_string(root().join(".dockerignore")).unwrap();
+    for line in
+        fs::read_to_string(root().join(".gitignore")).unwrap().lines().filter(|line| line.starts_with('/'))
+    {
+        assert!(ignored.lines().any(|known| known == &line[1..]), "{line}");
+    }
 }
 
 /// Runs the last command in `make run` on another port.
@@ -194,6 +227,40 @@ fn commands_of_the_tutorials_run() {
     assert_eq!(count, 6);
     let anonymous = fs::read_to_string(folder.path().join("anonymous.csv")).unwrap();
     assert!(anonymous.starts_with("id,redacted\r\n1,"), "{anonymous}");
+}
+
+/// All Python programs of the page run in one process, since their packages take seconds to import.
+#[test]
+fn code_on_the_page_about_clients_runs() {
+    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
+    let has_packages = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
+    if !has_packages.is_ok_and(|status| status.success()) {
+        crate::skips::unsupported("haystack-ai needs Python 3.11");
+        return;
+    }
+    runtime().expect("`make test` installs ONNX Runtime");
+    let server = make_run();
+    let blocks = blocks_of("docs/clients.md");
+    let code = |language: &str| -> String {
+        let blocks = blocks.iter().filter(|block| block.language == language && block.not_run.is_none());
+        blocks.map(|block| with_address(Some(&server), &block.code)).collect()
+    };
+    let program = code("python");
+    for package in
+        ["openai", "huggingface_hub", "langchain_openai", "llama_index", "haystack", "litellm", "ollama"]
+    {
+        assert!(
+            program.contains(&format!("import {package}")) || program.contains(&format!("from {package}")),
+            "{package}"
+        );
+    }
+    // Nothing on the page needs another server, apart from the prices that one package looks up.
+    let mut command = Command::new(python);
+    command.args(["-W", "ignore", "-c", &program]).env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
+    succeed(command.env("HAYSTACK_TELEMETRY_ENABLED", "False"));
+    let commands = code("sh");
+    assert!(commands.contains("/translate"));
+    succeed(shell(&root()).args(["-e", "-c", &format!("{CURL}\n{commands}")]));
 }
 
 /// Whether a response is the one in the documentation, in which `…` is any text, apart from white space.

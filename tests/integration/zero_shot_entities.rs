@@ -296,7 +296,7 @@ async fn parameters_that_cannot_be_met_are_refused() {
         refusals += &format!("{status} {}\n", answer["error"].as_str().unwrap_or("no error"));
     }
     insta::assert_snapshot!(refusals, @r"
-    422 expected the field `parameters`, but found none
+    422 expected the field `parameters.candidate_labels`, but found none
     422 expected the field `parameters.candidate_labels`, but found none
     422 expected a text in `inputs`, but found an empty one
     422 expected 1 to 1024 `candidate_labels`, but found 0

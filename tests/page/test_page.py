@@ -379,6 +379,7 @@ class OnADesktop(PageTest):
         expected = [answer["translation_text"] for answer in post(f"models/{model}", {"inputs": texts})]
         rows = self.page.locator("table.sides tbody tr")
         self.assertEqual([row.locator("td").all_inner_texts() for row in rows.all()], [list(p) for p in zip(texts, expected)])
+        expect(self.page.locator("#tokens ul").first.locator("li").last).to_have_text("</s>")
         self.picture("translation")
 
     def test_tokens_are_those_of_the_tokenizer(self):
@@ -406,6 +407,60 @@ class OnADesktop(PageTest):
         self.press_run()
         expect(page.get_by_role("alert")).to_be_hidden()
         self.settle()
+
+    def test_an_error_replaces_the_result(self):
+        self.open(of_task("feature-extraction"))
+        page = self.page
+        self.press_run()
+        self.settle()
+        for text, message in (("", "Enter a text."), ("a\n" * 1100, "1024")):
+            self.expected = ["413"]
+            page.get_by_role("textbox", name="Texts, one per line").fill(text)
+            self.press_run()
+            expect(page.get_by_role("alert")).to_contain_text(message)
+            expect(page.locator("#result")).to_be_empty()
+            for part in ("#details", "#raw"):
+                expect(page.locator(part)).to_be_hidden()
+            page.get_by_role("textbox", name="Texts, one per line").fill("a")
+            self.press_run()
+            self.settle()
+
+    def test_the_response_is_shown_and_copied_as_json(self):
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        model = of_task("feature-extraction")
+        self.open(model)
+        page = self.page
+        page.get_by_role("textbox", name="Texts, one per line").fill("a cat")
+        self.press_run()
+        self.settle()
+        page.get_by_text("Response as JSON").click()
+        expected = post("embed", {"model": model, "inputs": ["a cat"]})
+        self.assertEqual(json.loads(page.locator("#json").inner_text()), expected)
+        page.get_by_role("button", name="Copy JSON").click()
+        expect(page.locator("#json-copied")).to_have_text("Copied.")
+        self.assertEqual(json.loads(page.evaluate("navigator.clipboard.readText()")), expected)
+        self.assert_sound()
+        self.picture("json")
+        # An open response is that of the next request.
+        page.get_by_role("textbox", name="Texts, one per line").fill("a dog")
+        self.press_run()
+        self.settle()
+        expect(page.locator("#json")).not_to_have_text(json.dumps(expected))
+        self.assertEqual(json.loads(page.locator("#json").inner_text()), post("embed", {"model": model, "inputs": ["a dog"]}))
+
+    def test_times_on_this_machine_have_no_network(self):
+        self.open(of_task("feature-extraction"))
+        self.press_run()
+        self.settle()
+        expect(self.page.locator("#stages")).to_contain_text("Browser and connection")
+        expect(self.page.locator("#stages")).not_to_contain_text("Network")
+
+    def test_the_limits_of_zero_shot_by_vectors_are_said(self):
+        for name, model in MODELS.items():
+            if model["task"] == "zero-shot-classification":
+                self.open(name)
+                note = expect(self.page.locator("#task-note"))
+                (note.to_contain_text if model["strategy"] == "embedding" else note.not_to_contain_text)("misses negation")
 
     def test_markup_in_texts_is_escaped(self):
         self.open(of_task("text-classification"))
@@ -468,7 +523,7 @@ class OnADesktop(PageTest):
     def test_code_is_copied(self):
         self.context.grant_permissions(["clipboard-read", "clipboard-write"])
         self.open(of_task("feature-extraction"))
-        self.page.get_by_role("button", name="Copy").click()
+        self.page.get_by_role("button", name="Copy", exact=True).click()
         expect(self.page.locator("#copied")).to_have_text("Copied.")
         copied = self.page.evaluate("navigator.clipboard.readText()")
         self.assertEqual(copied, self.page.get_by_role("tabpanel").inner_text())
@@ -500,8 +555,18 @@ class OnADesktop(PageTest):
         expect(route.locator("pre").first).to_contain_text(f"curl {gateway.url}/embed -H")
         self.assert_sound()
         self.picture("docs")
-        self.page.get_by_role("textbox", name="Find a route").fill("rerank")
-        expect(self.page.get_by_role("status")).to_have_text("3 routes.")
+        # Required fields come first, and no word of a type is broken.
+        fields = route.get_by_role("table", name="Request fields").locator("tbody tr")
+        expect(fields.first).to_contain_text("inputs")
+        expect(fields.first).to_contain_text("required.")
+        self.assertGreater(fields.first.locator("td").nth(1).bounding_box()["width"], 150)
+        find = self.page.get_by_role("textbox", name="Find a route")
+        for words, found in (("rerank", "rerank"), ("truncation_direction", "embed"), ("vocabulary", "embed_sparse"), ("OpenAI files", "list_files")):
+            find.fill(words)
+            expect(self.page.locator(f"#{found}")).to_be_visible()
+            expect(self.page.locator("#health")).to_be_hidden()
+        find.fill("nonsense")
+        expect(self.page.get_by_role("status")).to_have_text("No route has all of these words.")
         self.hosts.clear()
         self.page.goto(f"{URL}/docs#embeddings")
         expect(self.page.locator("#embeddings").get_by_role("heading", name="Response")).to_be_visible()
@@ -509,6 +574,22 @@ class OnADesktop(PageTest):
             route.evaluate("details => { details.open = true; }")
         expect(self.page.get_by_role("table", name="Errors")).to_have_count(ROUTES)
         self.assert_sound()
+
+    def test_examples_name_served_models(self):
+        self.page.goto(f"{URL}/docs#task")
+        examples = self.page.locator("#task")
+        expect(examples.get_by_role("heading", name="Response")).to_be_visible()
+        for name, model in MODELS.items():
+            if next(other for other, its in MODELS.items() if its["task"] == model["task"]) == name and model["task"] != "token-classification":
+                expect(examples).to_contain_text(f"/models/{name} ")
+        self.page.goto(f"{URL}/docs#embeddings")
+        self.page.reload()
+        expect(self.page.locator("#embeddings pre").first).to_contain_text(f'"model":"{of_task("feature-extraction")}"')
+        self.page.goto(f"{URL}/docs#embed")
+        self.page.reload()
+        has_both = any({"dense", "sparse"} <= set(model.get("outputs", {})) for model in MODELS.values())
+        note = expect(self.page.locator("#embed"))
+        (note.not_to_contain_text if has_both else note.to_contain_text)("this server has no such model")
 
     def test_a_key_is_required_and_not_stored(self):
         if not LOCKED_URL:
@@ -520,7 +601,7 @@ class OnADesktop(PageTest):
         self.picture("key")
         field.fill("wrong")
         field.press("Enter")
-        expect(self.page.get_by_role("alert")).to_contain_text("requires a valid key")
+        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
         field.fill(KEY)
         field.press("Enter")
         expect(self.page.locator("#ask")).to_be_visible()

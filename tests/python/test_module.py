@@ -510,6 +510,7 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(model_of.encode_query(TEXTS[0]).tolist(), self.query)
         self.assertEqual(model_of.encode([]).shape, (0, model_of.get_sentence_embedding_dimension()))
         self.assertEqual(model_of.similarity(self.documents, self.query).shape, (5, 1))
+        self.assertEqual(model_of.similarity([[0.0, 0.0], [2.0, 0.0]], [[3.0, 0.0]]).tolist(), [[0.0], [1.0]])
         with self.assertRaises(errors.InvalidError):
             model_of.encode("a", convert_to_tensor=True)
 

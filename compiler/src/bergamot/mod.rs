@@ -25,6 +25,7 @@ use kivu::{
         seq2seq::{Languages, Seq2SeqSettings},
     },
     repository::bundle::hex,
+    tokenizer::UNMATCHED,
 };
 
 /// Maximum number of tokens per text: the models were trained on sentences.
@@ -33,8 +34,6 @@ const MAX_TOKENS: usize = 512;
 const LENGTH_FACTOR: f32 = 2.5;
 /// End-of-text and unknown tokens, by id.
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
-/// A character that normalized texts never contain.
-const NEVER: char = '\u{1}';
 
 /// Whether `folder` looks like a Bergamot student.
 pub(super) fn is_in(folder: &Path) -> bool {
@@ -98,7 +97,7 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
     for (id, expected) in SPECIAL.iter().enumerate() {
         let piece = tokenizer.pointer_mut(&format!("/model/vocab/{id}/0"));
         match piece {
-            Some(piece) if piece == expected => *piece = format!("{NEVER}{expected}").into(),
+            Some(piece) if piece == expected => *piece = format!("{UNMATCHED}{expected}").into(),
             other => {
                 return Err(Error::model(format!(
                     "expected `{expected}` as piece {id} of the tokenizer, but found {}",

@@ -92,7 +92,7 @@ impl WeightsFile {
 
 /// Reads the ONNX file at `path` with all its weights, including weights in other files in its folder.
 pub fn read(path: &Path) -> Result<ModelProto> {
-    let mut model = ModelProto::decode(Bytes::from(files::read(path)?))
+    let mut model = ModelProto::decode(Bytes::from(files::read_weights(path)?))
         .map_err(|error| Error::model_because(format!("`{}` is not an ONNX file", path.display()), error))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let Some(graph) = model.graph.as_mut() else {
@@ -118,7 +118,7 @@ fn move_in(tensor: &mut TensorProto, folder: &Path, loaded: &mut HashMap<String,
         )));
     }
     if !loaded.contains_key(location) {
-        loaded.insert(location.to_owned(), files::read(&folder.join(location))?.into());
+        loaded.insert(location.to_owned(), files::read_weights(&folder.join(location))?.into());
     }
     let bytes = &loaded[location];
     let number = |key, otherwise| entry(key).map_or(Some(otherwise), |value| value.parse::<usize>().ok());

@@ -22,6 +22,7 @@ use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
     repository::bundle::TOKENIZER,
+    tokenizer::UNMATCHED,
 };
 
 /// Maximum number of ids, twice the largest known vocabularies.
@@ -30,8 +31,6 @@ pub(super) const MAX_IDS: usize = 1 << 21;
 const MAX_UNNAMED: usize = 4096;
 /// The character for a space in pieces.
 const SPACE: &str = "▁";
-/// A character that normalized texts never contain, so that a piece with this prefix never matches.
-const NEVER: char = '\u{1}';
 
 #[derive(Debug)]
 pub(super) struct SentencePieces(ModelProto);
@@ -138,7 +137,7 @@ impl SentencePieces {
     /// an id are appended to the list.
     fn unigram(&self, vocabulary: &Vocabulary, unknown: u32) -> (Value, Option<UnknownTokens>) {
         let mut list: Vec<(String, f32)> =
-            (0..vocabulary.length()).map(|id| (format!("{NEVER}{id}"), 0.0)).collect();
+            (0..vocabulary.length()).map(|id| (format!("{UNMATCHED}{id}"), 0.0)).collect();
         for (content, token) in &vocabulary.tokens {
             list[token.id as usize].0.clone_from(content);
         }
@@ -217,7 +216,7 @@ impl SentencePieces {
             Some((piece.clone(), Token::new(*vocabulary.ids.get(piece)?, false)))
         });
         // Ids without a name are decoded to nothing.
-        let unnamed = vocabulary.all().into_iter().filter(|(name, _)| name.starts_with(NEVER));
+        let unnamed = vocabulary.all().into_iter().filter(|(name, _)| name.starts_with(UNMATCHED));
         let unnamed = unnamed.map(|(name, id)| (name, Token::new(id, true)));
         let mut tokens: Vec<_> =
             vocabulary.tokens.clone().into_iter().chain(defined).chain(unnamed).collect();
@@ -269,7 +268,7 @@ impl Vocabulary {
         let tokens = self.tokens.iter().map(|(content, token)| (content, token.id));
         let pieces = self.ids.iter().map(|(piece, id)| (piece, *id));
         let named: BTreeMap<u32, &String> = pieces.chain(tokens).map(|(name, id)| (id, name)).collect();
-        let name = |id| named.get(&id).map_or_else(|| format!("{NEVER}{id}"), |name| (*name).clone());
+        let name = |id| named.get(&id).map_or_else(|| format!("{UNMATCHED}{id}"), |name| (*name).clone());
         (0..self.length() as u32).map(|id| (name(id), id)).collect()
     }
 

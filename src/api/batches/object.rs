@@ -20,6 +20,7 @@ const MAX_VALUE_CHARS: usize = 512;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input_file_id`, `endpoint` and `completion_window`")]
 pub(in crate::api) struct BatchRequest {
+    /// Id of an uploaded file with requests.
     pub(super) input_file_id: String,
     pub(super) endpoint: Endpoint,
     pub(super) completion_window: CompletionWindow,

@@ -48,7 +48,7 @@ impl Access {
         work: impl FnOnce(&Files, &Owner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let Self { files, owner, deadline } = self.clone();
-        deadline.off_thread(move || work(&files, &owner)).await
+        deadline.bound(self.files.threads.run(move || work(&files, &owner))).await
     }
 
     /// Runs the last work of a request, which may have taken longer than others.
@@ -57,10 +57,7 @@ impl Access {
         work: impl FnOnce(&Files) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let files = Arc::clone(&self.files);
-        let done = tokio::task::spawn_blocking(move || work(&files)).await;
-        done.unwrap_or_else(|error| {
-            Err(Error::inference_because("the work panicked or was cancelled", error))
-        })
+        self.files.threads.run(move || work(&files)).await
     }
 }
 

@@ -91,13 +91,14 @@ pub(in crate::api) async fn content(access: Access, InPath(id): InPath<String>) 
         Opened::Here(contents) => contents.ok_or_else(|| unknown("file", &id))?,
     };
     let headers = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, size.to_string())];
-    let blocks = stream::try_unfold(contents, |mut contents| async move {
+    let blocks = stream::try_unfold((contents, access.files), |(mut contents, files)| async move {
         let read = move || {
             let mut block = Vec::with_capacity(BLOCK_BYTES);
             let read = (&mut contents).take(BLOCK_BYTES as u64).read_to_end(&mut block);
-            read.map(|found| (found > 0).then(|| (Bytes::from(block), contents)))
+            Ok(read.map(|found| (found > 0).then(|| (Bytes::from(block), contents))))
         };
-        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+        let read = files.threads.run(read).await.map_err(std::io::Error::other)??;
+        Ok::<_, std::io::Error>(read.map(|(block, contents)| (block, (contents, files))))
     });
     Ok((headers, Body::from_stream(blocks)).into_response())
 }

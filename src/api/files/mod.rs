@@ -8,6 +8,7 @@ mod local;
 mod object;
 mod s3;
 mod storage;
+mod threads;
 mod upload;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -23,7 +24,7 @@ pub(super) use self::{
     },
     storage::{Contents, Storage},
 };
-use self::{local::LocalStorage, s3::S3Storage};
+use self::{local::LocalStorage, s3::S3Storage, threads::FileThreads};
 use crate::{
     config::{Config, FilesConfig},
     error::{Error, Result},
@@ -43,6 +44,8 @@ pub struct Files {
     pub(super) limits: FilesConfig,
     /// Notified when batches are created or cancelled.
     pub(super) changed: Notify,
+    /// For requests' work.
+    threads: FileThreads,
 }
 
 /// A file's names in the storage.
@@ -79,7 +82,8 @@ impl Files {
             }
             None => Box::new(LocalStorage::open(Path::new(place))?),
         };
-        Ok(Some(Arc::new(Self { prefix, storage, limits, changed: Notify::new() })))
+        let (changed, threads) = (Notify::new(), FileThreads::default());
+        Ok(Some(Arc::new(Self { prefix, storage, limits, changed, threads })))
     }
 
     /// A caller's file; `None` if it is unknown or has expired.

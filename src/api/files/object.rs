@@ -120,6 +120,7 @@ pub(in crate::api) enum FileStatus {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `anchor` and `seconds`")]
 pub(in crate::api) struct ExpiresAfter {
+    /// The time from which `seconds` count.
     #[serde(rename = "anchor")]
     _anchor: Anchor,
     /// From an hour to 30 days.

@@ -210,12 +210,18 @@ impl ReceivedFile {
 /// A file's chunks; `None` at its end.
 type Chunks = flume::Sender<Option<Bytes>>;
 
-/// Stores chunks on a thread, since writing blocks. A file whose end is not sent is not stored.
+/// Stores chunks on a thread, since writing blocks. A file whose end is not sent is not stored, and one for which nobody
+/// waits any more is removed.
 fn spawn_storing(files: Arc<Files>, name: String) -> Result<(Chunks, oneshot::Receiver<Result<u64>>)> {
     let (chunks, received) = flume::bounded(4);
     let (done, stored) = oneshot::channel();
     let mut incoming = Incoming { received, chunk: Bytes::new(), has_ended: false };
-    let work = move || drop(done.send(files.storage.store(&name, &mut incoming)));
+    let work = move || {
+        let Err(Ok(_)) = done.send(files.storage.store(&name, &mut incoming)) else { return };
+        if let Err(error) = files.storage.remove(&name) {
+            tracing::warn!(error = error.chain(), "cannot remove an upload that was given up");
+        }
+    };
     let thread = thread::Builder::new().name("upload".into()).spawn(work);
     thread.map_err(Error::io("cannot start a thread for an upload"))?;
     Ok((chunks, stored))
@@ -241,5 +247,32 @@ impl Read for Incoming {
         let taken = self.chunk.len().min(buffer.len());
         self.chunk.copy_to_slice(&mut buffer[..taken]);
         Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, FilesConfig};
+
+    /// The client has closed the connection after the file's last byte.
+    #[test]
+    fn a_file_for_which_nobody_waits_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let place =
+            FilesConfig { folder: Some(folder.path().display().to_string()), ..FilesConfig::default() };
+        let files = Files::open(&Config { files: place, ..Config::default() }).unwrap().unwrap();
+        let store = |name: &str, waits: bool| {
+            let (chunks, stored) = spawn_storing(Arc::clone(&files), format!("a/{name}")).unwrap();
+            chunks.send(Some(Bytes::from_static(b"{}"))).unwrap();
+            let stored = waits.then_some(stored);
+            chunks.send(None).unwrap();
+            while !chunks.is_disconnected() {
+                thread::yield_now();
+            }
+            stored.map(|stored| stored.blocking_recv().unwrap().unwrap())
+        };
+        assert_eq!((store("kept", true), store("given-up", false)), (Some(2), None));
+        assert_eq!(files.storage.list("a").unwrap(), ["kept"]);
     }
 }

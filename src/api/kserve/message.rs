@@ -90,9 +90,13 @@ impl Serialize for JsonElements<'_> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 pub(in crate::api) struct InferRequest {
+    /// An identifier, which the response repeats.
     pub(super) id: Option<String>,
+    /// The input tensors, as `GET /v2/models/{model}` lists them.
     pub(super) inputs: Vec<InferInput>,
+    /// The output tensors to return; all by default.
     outputs: Option<Vec<OutputRequest>>,
+    /// The task's parameters, and `binary_data_output`: whether all outputs are returned as bytes after the JSON.
     #[serde(default)]
     pub(super) parameters: Map<String, Value>,
 }
@@ -100,10 +104,13 @@ pub(in crate::api) struct InferRequest {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
 pub(super) struct InferInput {
+    /// The tensor's name.
     pub(super) name: String,
+    /// The tensor's dimensions.
     pub(super) shape: Vec<usize>,
     /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
+    /// `binary_data_size`: the number of bytes after the JSON in place of `data`.
     #[serde(default)]
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
@@ -117,7 +124,9 @@ pub(super) struct InferInput {
 #[serde(expecting = "an object with `name`")]
 #[schemars(rename = "InferOutput")]
 struct OutputRequest {
+    /// The tensor's name.
     name: String,
+    /// `binary_data`: whether the tensor is returned as bytes after the JSON.
     #[serde(default)]
     parameters: Map<String, Value>,
 }

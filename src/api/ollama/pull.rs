@@ -126,7 +126,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
             fetcher.fetch(&name, &report)
         };
         let last = match outcome {
-            Ok(path) => handle.block_on(serve(&app, path, permit)),
+            Ok(path) => handle.block_on(serve(&app, &name, path, permit)),
             Err(error) => {
                 tracing::error!(model = name, error = error.chain(), "cannot pull");
                 Line { error: Some(error.to_string()), ..Line::default() }
@@ -139,9 +139,13 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     Ok(lines)
 }
 
-/// Serves the fetched bundle from now on.
-async fn serve(app: &App, path: PathBuf, _permit: OwnedSemaphorePermit) -> Line {
-    app.catalog.add(path);
+/// Serves the fetched bundle from now on. Another model may have its name.
+async fn serve(app: &App, name: &str, path: PathBuf, _permit: OwnedSemaphorePermit) -> Line {
+    app.catalog.add(path.clone());
     app.catalog.refresh(Deadline::within(app.limits.timeout())).await;
-    Line::status("success")
+    if app.catalog.has_bundle(&path) {
+        return Line::status("success");
+    }
+    let error = format!("`{name}` was fetched, but it cannot be served; the server's log has the cause");
+    Line { error: Some(error), ..Line::default() }
 }

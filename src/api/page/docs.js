@@ -59,7 +59,9 @@ function fields(schema, prefix = "", depth = 0, found = new Map()) {
   const { properties, required = [], allOf, oneOf, anyOf, items } = resolve(schema);
   for (const part of [...(allOf ?? []), ...(oneOf ?? []), ...(anyOf ?? [])]) fields(part, prefix, depth, found);
   if (items && depth < 4) fields(items, `${prefix}[]`, depth + 1, found);
-  for (const [name, field] of Object.entries(properties ?? {})) {
+  // The document is sorted by name; the required fields are what readers look for first.
+  const byNeed = ([left], [right]) => required.includes(right) - required.includes(left);
+  for (const [name, field] of Object.entries(properties ?? {}).sort(byNeed)) {
     const path = (prefix ? `${prefix}.` : "") + name;
     const kind = words(field);
     const known = found.get(path);
@@ -79,7 +81,8 @@ function table(head, rows, label) {
   const cells = (row) => el("tr", {}, row.map((cell) => el("td", {}, cell)));
   const names = el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)));
   const content = [el("thead", {}, names), el("tbody", {}, rows.map(cells))];
-  return el("div", { class: "scroll" }, el("table", { class: "fields", "aria-label": label }, content));
+  // On a phone the cells are below each other, for which the role has to be said.
+  return el("div", { class: "scroll" }, el("table", { class: "fields", role: "table", "aria-label": label }, content));
 }
 
 function fieldTable(schema, label) {
@@ -95,10 +98,60 @@ function fieldTable(schema, label) {
 
 // ---- Routes.
 
+const operations = new Map();
+const searched = new Map();
+
+/** All words of a route: its description, and its fields with theirs. */
+function wordsOf(details) {
+  if (!searched.has(details)) {
+    const { method, path, operation } = operations.get(details);
+    const bodies = [operation.requestBody, operation.responses["200"]].map((body) => body?.content?.["application/json"]?.schema);
+    const named = bodies.flatMap((schema) => [...fields(schema)]).map(([name, { text }]) => `${name} ${text}`);
+    const texts = [method, path, operation.operationId, operation.summary, operation.description, ...operation.tags, ...named];
+    searched.set(details, texts.join(" ").toLowerCase());
+  }
+  return searched.get(details);
+}
+
 /** The examples of a media type, as pairs of name and value. */
 function examples(content = {}) {
   const named = Object.entries(content.examples ?? {}).map(([name, { summary, value }]) => [summary ?? name, value]);
   return content.example !== undefined ? [["", content.example], ...named] : named;
+}
+
+// Served models, unless they are listed for keys only.
+let models = [];
+
+/** The name of a served model for an example: for the task in its name, or for what its body has. */
+function served(name, body) {
+  if (!body) return models[0].name;
+  const isEmbedding = ({ task, outputs }) => task === "feature-extraction" && (body.outputs ?? []).every((kind) => outputs[kind]);
+  const does =
+    TASKS.find((task) => name.startsWith(task)) ??
+    (body.documents || body.texts && body.query ? "text-ranking" : body.src_lang ? "translation" : "feature-extraction");
+  const takesLabels = name.endsWith("with labels");
+  const fits = (model) =>
+    does === "feature-extraction" ? isEmbedding(model)
+    : model.task === does && (does !== "token-classification" || takesLabels === !model.labels);
+  return models.find(fits)?.name;
+}
+
+const TASKS = [
+  "feature-extraction", "text-classification", "token-classification", "zero-shot-classification", "text-ranking", "translation",
+  "summarization", "text2text-generation",
+];
+
+/** An example's path and body with a served model's name, and whether there is one. */
+function localize(path, name, body) {
+  const takesModel = path.includes("{model}") || (body?.model !== undefined && path !== "/api/pull");
+  if (!models.length || !takesModel) return { path, body, isServed: true };
+  const model = models.some((model) => model.name === body?.model) ? body.model : served(name, body);
+  if (!model) return { path, body, isServed: false };
+  return {
+    path: path.replace("{model}", encodeURIComponent(model)),
+    body: body?.model === undefined ? body : { ...body, model },
+    isServed: true,
+  };
 }
 
 function curl(method, path, body) {
@@ -117,8 +170,10 @@ function requestSection(method, path, operation) {
   }
   if (content) parts.push(fieldTable(content.schema, "Request fields"));
   for (const [name, value] of given.length ? given : [["", undefined]]) {
-    if (name) parts.push(el("p", { class: "note" }, name));
-    parts.push(el("pre", { tabindex: "0" }, curl(method, path, value)));
+    const { isServed, ...example } = localize(path, name, value);
+    const note = isServed ? name : `${name ? `${name}: ` : ""}this server has no such model`;
+    if (note) parts.push(el("p", { class: "note" }, note));
+    parts.push(el("pre", { tabindex: "0" }, curl(method, example.path, example.body)));
   }
   return parts;
 }
@@ -155,7 +210,7 @@ function route(path, method, operation) {
     el("span", { class: "method" }, method.toUpperCase()), el("code", {}, path),
     el("span", { class: "what" }, operation.summary ?? ""), locked);
   const details = el("details", { class: "route panel", id: operation.operationId }, name);
-  details.dataset.words = `${method} ${path} ${operation.summary ?? ""} ${operation.tags.join(" ")}`.toLowerCase();
+  operations.set(details, { method, path, operation });
   // Created when it is first opened, so that the page loads quickly.
   const fill = () => {
     const note = operation.description ? [el("p", {}, ...prose(operation.description))] : [];
@@ -196,17 +251,27 @@ function filter() {
   let count = 0;
   for (const section of $("routes").children) {
     const routes = [...section.querySelectorAll(".route")];
-    for (const one of routes) one.hidden = !wanted.every((word) => one.dataset.words.includes(word));
+    for (const one of routes) one.hidden = !wanted.every((word) => wordsOf(one).includes(word));
     const left = routes.filter((one) => !one.hidden).length;
     section.hidden = !left;
     count += left;
   }
-  $("status").textContent = `${count} ${count === 1 ? "route" : "routes"}.`;
+  $("status").textContent = count ? `${count} ${count === 1 ? "route" : "routes"}.` : "No route has all of these words.";
 }
 
 $("filter").addEventListener("input", filter);
 addEventListener("hashchange", openNamed);
+
+/** Reads the served models, which a server with keys does not list for everybody. */
+async function readModels(api) {
+  if (api.paths["/models"]?.get.security) return api;
+  const response = await fetch(new URL("models", base));
+  if (response.ok) models = (await response.json()).models;
+  return api;
+}
+
 fetch(documentUrl)
   .then((response) => (response.ok ? response.json() : Promise.reject(new Error(`status ${response.status}`))))
+  .then(readModels)
   .then(show)
   .catch((error) => ($("status").textContent = `Cannot load openapi.json: ${error.message}.`));

@@ -18,7 +18,7 @@ function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-const state = { models: [], memory: null, model: null, form: "", drafts: {}, labels: {}, shown: null, running: null, tab: 0, version: "" };
+const state = { models: [], memory: null, model: null, form: "", drafts: {}, labels: {}, shown: null, answer: null, running: null, tab: 0, version: "" };
 
 // ---- Tasks: form, example, request and result of each.
 
@@ -92,7 +92,9 @@ const TASKS = {
   },
   "zero-shot-classification": {
     title: "Classify texts by your own labels",
-    note: "The model was not trained for these labels. Change them to score the texts again.",
+    note: ({ strategy }) =>
+      "The model was not trained for these labels. Change them to score the texts again." +
+      (strategy === "embedding" ? " It compares the meaning of texts and labels, so it finds topics, but misses negation." : ""),
     example: "The home team won the match in extra time.\nFold the egg whites into the batter.\nParliament votes on the budget today.",
     labels: ["sport", "cooking", "politics"],
     body: ({ texts, labels, several }) => ({
@@ -206,6 +208,8 @@ async function run() {
   const input = readForm();
   const gap = missing(input);
   if (gap) {
+    state.running?.abort();
+    clearResult();
     showError(gap[1]);
     $(gap[0]).focus();
     return;
@@ -220,6 +224,7 @@ async function run() {
     if (running.signal.aborted || model !== state.model) return;
     showError("");
     $("result").replaceChildren(...[task().show(answer, input)].flat());
+    showRaw(answer);
     const count = input.texts.length;
     showStatus(`${count} ${count === 1 ? "text" : "texts"} answered in ${milliseconds(took)}.${truncationNote(headers)}`);
     state.shown = model.name;
@@ -230,9 +235,7 @@ async function run() {
     showTokens(input, running.signal);
   } catch (error) {
     if (running.signal.aborted) return;
-    $("result").replaceChildren();
-    $("details").hidden = true;
-    showStatus("");
+    clearResult();
     showError(error instanceof TypeError ? "The server cannot be reached." : error.message);
   } finally {
     if (state.running === running) {
@@ -243,6 +246,29 @@ async function run() {
 }
 
 const showStatus = (text) => ($("status").textContent = text);
+
+/** An old result next to an error would look like the result of the failed request. */
+function clearResult() {
+  $("result").replaceChildren();
+  $("raw").hidden = $("details").hidden = true;
+  state.shown = null;
+  showStatus("");
+}
+
+/** The response as JSON, whose text is made when it is opened. */
+function showRaw(answer) {
+  state.answer = answer;
+  $("raw").hidden = false;
+  $("json-copied").textContent = "";
+  fillRaw();
+}
+
+function fillRaw() {
+  const max = 20000;
+  if (!$("raw").open || $("raw").hidden) return;
+  const text = JSON.stringify(state.answer);
+  $("json").textContent = text.length > max ? `${text.slice(0, max)} …` : text;
+}
 
 function showError(text) {
   $("problem").hidden = !text;
@@ -351,6 +377,8 @@ function showJson(answer) {
 
 // ---- Time and tokens.
 
+const isLocal = /^(localhost|127\..*|\[::1\])$/.test(location.hostname);
+
 function showTime(headers, took) {
   const found = [...(headers.get("server-timing") ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g)];
   const ms = Object.fromEntries(found.map(([, name, duration]) => [name, Number(duration)]));
@@ -360,7 +388,7 @@ function showTime(headers, took) {
     ["Tokenization", tokenization],
     ["Inference, with the wait for it", inference],
     ["Other server work", Math.max(0, total - tokenization - inference)],
-    ["Network", Math.max(0, took - total)],
+    [isLocal ? "Browser and connection" : "Network and browser", Math.max(0, took - total)],
   ];
   const bar = el("div", { class: "bar", "aria-hidden": "true" });
   const rows = stages.map(([name, duration], place) => {
@@ -415,7 +443,7 @@ async function showTokens({ texts, query, source, target }, signal) {
 }
 
 function token({ id, text, special }) {
-  return el("li", { class: special ? "special" : undefined, title: `token ${id}` }, text || "∅");
+  return el("li", { class: special ? "special" : undefined, title: `token ${id}` }, text || `#${id}`);
 }
 
 // ---- The request as code.
@@ -516,16 +544,22 @@ $("tabs").addEventListener("keydown", (event) => {
   $("tabs").children[state.tab].focus();
 });
 
-$("copy").addEventListener("click", async () => {
+/** Copies a text; where the browser does not allow it, selects the element that shows it. */
+async function copy(text, shown, note) {
   try {
-    await navigator.clipboard.writeText($("snippet").textContent);
-    $("copied").textContent = "Copied.";
+    await navigator.clipboard.writeText(text);
+    note.textContent = "Copied.";
   } catch {
     // Browsers allow access to the clipboard on localhost and https only.
-    getSelection().selectAllChildren($("snippet"));
-    $("copied").textContent = "Selected; press Ctrl+C to copy.";
+    shown.textContent = text;
+    getSelection().selectAllChildren(shown);
+    note.textContent = "Selected; press Ctrl+C to copy.";
   }
-});
+}
+
+$("copy").addEventListener("click", () => copy($("snippet").textContent, $("snippet"), $("copied")));
+$("copy-json").addEventListener("click", () => copy(JSON.stringify(state.answer), $("json"), $("json-copied")));
+$("raw").addEventListener("toggle", fillRaw);
 
 // ---- Labels.
 
@@ -588,7 +622,6 @@ function showForm() {
   state.running?.abort();
   const { model } = state;
   state.form = `${model.name} ${$("kind").value}`;
-  state.shown = null;
   const { title, note, example, query, labels } = task();
   const draft = state.drafts[state.form] ?? { texts: resolve(example), query: query ?? "" };
   state.labels[model.name] ??= labels ?? [];
@@ -600,9 +633,8 @@ function showForm() {
   $("labels-field").hidden = labels === undefined;
   showLabels();
   $("ask").hidden = $("code").hidden = false;
-  $("details").hidden = true;
   $("run").removeAttribute("aria-busy");
-  $("result").replaceChildren();
+  clearResult();
   $("result").classList.remove("old");
   showError("");
   showStatus("Press Run to try the example.");

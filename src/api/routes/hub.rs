@@ -10,7 +10,7 @@ use crate::api::{
 pub(super) const HUB: Api = Api {
     name: "model hub",
     description: "Every task in the model hub's inference API.",
-    dialect: Dialect::Hub,
+    dialect: Dialect::Tei,
     prefix: Some("/models/"),
     routes: &[post!("/models/{model}", "task", tasks::infer, "Run a model")
         .requests::<HubRequest>(&[

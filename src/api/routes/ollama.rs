@@ -13,7 +13,7 @@ use crate::api::{
 pub(super) const OLLAMA: Api = Api {
     name: "Ollama",
     description: "Embeddings and models in Ollama's API.",
-    dialect: Dialect::Hub,
+    dialect: Dialect::Tei,
     prefix: Some("/api/"),
     routes: &[
         post!("/api/embed", "ollama_embed", ollama::embed, "Embed texts, as Ollama does")

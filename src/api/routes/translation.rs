@@ -39,7 +39,7 @@ pub(super) const DEEPL: Api = Api {
 pub(super) const LIBRE_TRANSLATE: Api = Api {
     name: "LibreTranslate",
     description: "Translation languages in LibreTranslate's API; `/translate` takes its requests.",
-    dialect: Dialect::Hub,
+    dialect: Dialect::Tei,
     prefix: None,
     routes: &[get!(
         "/languages",

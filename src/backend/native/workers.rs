@@ -124,15 +124,16 @@ struct Progress {
 
 impl Workers {
     pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
-        let shared = Arc::new(Shared::new(model));
+        // If a thread cannot be started, this value's end stops those before it.
+        let workers = Self { shared: Arc::new(Shared::new(model)) };
         for number in 0..threads.get() {
-            let shared = Arc::clone(&shared);
+            let shared = Arc::clone(&workers.shared);
             thread::Builder::new()
                 .name(format!("native-{number}"))
                 .spawn(move || shared.work())
                 .map_err(Error::io("cannot start a thread for the native engine"))?;
         }
-        Ok(Self { shared })
+        Ok(workers)
     }
 
     pub(super) fn model(&self) -> &NativeModel {

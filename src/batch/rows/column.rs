@@ -50,7 +50,7 @@ pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]
         (None, [name]) => Ok((*name).to_owned()),
         (None, []) => Err(Error::invalid(format!("expected a text column, but found {}", quoted(&names)))),
         (None, _) => Err(Error::invalid(format!(
-            "expected a column called `text` or another that is known, but found {}; say which one with `column`",
+            "expected a column called `text` or another that is known, but found {}; say which one with `column` (`--column`)",
             quoted(&texts)
         ))),
     }

@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(column_of(&ids(10)).unwrap(), "id");
         assert_eq!(column_of(&format!("{}{{\"body\": \"b\"}}\n", ids(999))).unwrap(), "body");
         let refused = column_of("{\"a\": \"x\"}\n{\"b\": \"y\"}\n").unwrap_err().to_string();
-        insta::assert_snapshot!(refused, @"expected a column called `text` or another that is known, but found `a`, `b`; say which one with `column`");
+        insta::assert_snapshot!(refused, @"expected a column called `text` or another that is known, but found `a`, `b`; say which one with `column` (`--column`)");
         assert_eq!(column_of(&"no object\n".repeat(5)).unwrap(), "text");
     }
 

@@ -6,7 +6,7 @@ use super::chunk::{MAX_ROW_BYTES, reading};
 use crate::error::Result;
 
 /// Some programs write it at the start of UTF-8 files.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+pub(in crate::batch) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Reads a file's lines, except empty ones.
 pub(super) struct Lines {

@@ -23,6 +23,7 @@ pub(super) use self::{
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
+    lines::BYTE_ORDER_MARK,
     request_lines::{RequestReader, RequestWriter},
 };
 pub(super) use self::{

@@ -136,9 +136,11 @@ fn reason(error: &PostgresError) -> String {
     format!("{} {message}", found.code().code())
 }
 
+/// Without what is between the first and the last quote: values may have quotes, which PostgreSQL does not escape.
 fn without_quotes(message: &str) -> String {
-    let parts = message.split('"').enumerate();
-    parts.map(|(place, part)| if place % 2 == 0 { part } else { "\"…\"" }).collect()
+    let Some((before, quoted)) = message.split_once('"') else { return message.to_owned() };
+    let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
+    format!("{before}\"…\"{after}")
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {
@@ -247,6 +249,9 @@ mod tests {
     fn messages_do_not_quote_values() {
         insta::assert_snapshot!(without_quotes("invalid input syntax for type integer: \"secret\""), @r#"invalid input syntax for type integer: "…""#);
         insta::assert_snapshot!(without_quotes("value \"99999999999\" is out of range for type integer"), @r#"value "…" is out of range for type integer"#);
+        insta::assert_snapshot!(without_quotes("invalid input syntax for type date: \"a \"secret\" b\""), @r#"invalid input syntax for type date: "…""#);
+        insta::assert_snapshot!(without_quotes("a quote \"secret"), @r#"a quote "…""#);
+        assert_eq!(without_quotes("numeric field overflow"), "numeric field overflow");
     }
 
     #[test]

@@ -13,6 +13,8 @@ const S3_VECTORS: &str = "s3vectors://";
 const ARN: &str = "arn:";
 const OPEN_SEARCH: &str = "opensearch+";
 const POSTGRES: [&str; 2] = ["postgres://", "postgresql://"];
+/// Parameters on which it depends where PostgreSQL's rows are; a job is not resumed at another place.
+const SELECTING: [&str; 5] = ["dbname", "host", "hostaddr", "options", "port"];
 
 /// Where a sink stores rows. Displayed without credentials.
 #[derive(Clone, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct PostgresUrl {
     pub(super) url: String,
     /// Without credentials and parameters.
     shown: String,
+    /// Parameters that select the server and the table, each after `&`.
+    selecting: String,
     /// Schema and table, or only the table.
     pub(super) table: Vec<String>,
     /// Column with the ids; the input's id column by default.
@@ -189,11 +193,14 @@ impl PostgresUrl {
         if parameters.get("sslmode").is_some_and(|mode| mode.starts_with("verify-")) {
             parameters.set("sslmode", "require");
         }
+        let selecting = SELECTING.iter().filter_map(|name| Some(pair(name, parameters.get(name)?)));
+        let selecting = selecting.map(|pair| format!("&{pair}")).collect();
         let (scheme, place) = address.split_once("://").unwrap_or_default();
         let shown = place.rsplit_once('@').map_or(place, |(_, place)| place);
         Ok(Self {
             url: format!("{address}{}", parameters.query()),
             shown: format!("{scheme}://{shown}"),
+            selecting,
             table,
             id,
             vector: vector.unwrap_or_else(|| VECTOR.to_owned()),
@@ -238,13 +245,13 @@ impl Parameters {
     }
 
     fn query(&self) -> String {
-        let encode = |text: &str| {
-            percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
-        };
-        let pairs: Vec<String> =
-            self.0.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        let pairs: Vec<String> = self.0.iter().map(|(name, value)| pair(name, value)).collect();
         if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
     }
+}
+
+fn pair(name: &str, value: &str) -> String {
+    format!("{name}={}", percent_encoding::utf8_percent_encode(value, percent_encoding::NON_ALPHANUMERIC))
 }
 
 fn decoded(text: &str) -> String {
@@ -261,9 +268,10 @@ impl fmt::Display for SinkUrl {
             Self::OpenSearch(OpenSearchUrl { origin, index, vector, .. }) => {
                 write!(f, "{OPEN_SEARCH}{origin}/{index}?vector={vector}")
             }
-            Self::Postgres(PostgresUrl { shown, table, vector, id, .. }) => {
+            Self::Postgres(PostgresUrl { shown, selecting, table, vector, id, .. }) => {
                 write!(f, "{shown}?table={}&vector={vector}", table.join("."))?;
-                id.as_ref().map_or(Ok(()), |id| write!(f, "&id={id}"))
+                id.as_ref().map_or(Ok(()), |id| write!(f, "&id={id}"))?;
+                f.write_str(selecting)
             }
         }
     }
@@ -344,6 +352,7 @@ mod tests {
         insta::assert_snapshot!(shown("opensearch+https://me:p%40ss@host:9200/docs?vector=v"), @"opensearch+https://host:9200/docs?vector=v");
         insta::assert_snapshot!(shown("postgres://me:secret@host:5432/db?table=s.docs&sslmode=verify-full&password=other"), @"postgres://host:5432/db?table=s.docs&vector=embedding");
         assert!(!format!("{:?}", url("postgres://me:secret@host/db?table=t")).contains("secret"));
+        insta::assert_snapshot!(shown("postgres://me@/db?host=%2Ftmp%2Fa&table=t&password=secret&options=-csearch_path%3Ds"), @"postgres:///db?table=t&vector=embedding&host=%2Ftmp%2Fa&options=%2Dcsearch%5Fpath%3Ds");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     ops::Deref,
+    path::Path,
     sync::{
         Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
@@ -15,7 +16,7 @@ use super::budget::{Budget, Reserved};
 use crate::{
     model::{Listed, Model},
     pipeline::seq2seq::Directions,
-    repository::{Manifest, TaskSettings},
+    repository::{Manifest, TaskSettings, bundle::Home},
 };
 
 /// The pause before a model that could not be loaded is tried again.
@@ -220,6 +221,12 @@ impl Entry {
     pub fn keep_for(&self, time: Option<Duration>) {
         let keep = time.map_or(STAYS, |time| i64::try_from(time.as_millis()).unwrap_or(STAYS));
         self.keep_ms.store(keep.min(BY_DEFAULT - 1), Ordering::Relaxed);
+    }
+
+    /// Whether the bundle is in this folder.
+    pub(super) fn is_in(&self, folder: &Path) -> bool {
+        let home = self.listed.as_ref().map(|listed| listed.bundle.home());
+        matches!(home, Some(Home::Folder(found)) if found == folder)
     }
 
     /// The order in which models leave: those that stay are last.

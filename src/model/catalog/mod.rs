@@ -9,7 +9,11 @@ mod loads;
 mod refresh;
 mod shared;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 pub use self::entry::{Entry, ModelLease, ModelState};
 use self::{loads::Loads, refresh::Refresh, shared::Shared};
@@ -117,6 +121,11 @@ impl Catalog {
         if let Some(demand) = &self.demand {
             demand.refresh.add(path);
         }
+    }
+
+    /// Whether a model is in this folder.
+    pub fn has_bundle(&self, folder: &Path) -> bool {
+        self.entries().iter().any(|entry| entry.is_in(folder))
     }
 
     /// Does what is due: reads the models again, and lets models leave whose time is over or whose files were written

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -31,10 +31,19 @@ const UNKNOWN_FACTOR: u32 = 10;
 #[derive(Debug)]
 pub(super) struct Refresh {
     requests: flume::Sender<()>,
-    is_running: Arc<AtomicBool>,
-    done: watch::Receiver<Instant>,
+    /// Number of refreshes that have begun.
+    begun: Arc<AtomicU64>,
+    done: watch::Receiver<Done>,
     interval: Duration,
     added: Arc<Mutex<Vec<PathBuf>>>,
+}
+
+/// The last refresh that has ended.
+#[derive(Clone, Copy, Debug)]
+struct Done {
+    /// Its number.
+    number: u64,
+    at: Instant,
 }
 
 struct Refresher {
@@ -58,29 +67,37 @@ impl Refresh {
             known_errors: HashSet::new(),
         };
         refresher.start()?;
+        let is_remote = config.models.iter().any(|model| Url::of(&model.path).is_some());
+        let interval = if is_remote { S3_INTERVAL } else { FOLDER_INTERVAL };
+        Self::start_thread(interval, added, move || refresher.run())
+    }
+
+    /// Starts the thread that calls `refresh` when it is asked for.
+    fn start_thread(
+        interval: Duration,
+        added: Arc<Mutex<Vec<PathBuf>>>,
+        mut refresh: impl FnMut() + Send + 'static,
+    ) -> Result<Self> {
         let (requests, waiting) = flume::bounded(1);
-        let (done, is_done) = watch::channel(Instant::now());
-        let is_running = Arc::<AtomicBool>::default();
-        let runs = Arc::clone(&is_running);
+        let (done, is_done) = watch::channel(Done { number: 0, at: Instant::now() });
+        let begun = Arc::<AtomicU64>::default();
+        let begins = Arc::clone(&begun);
         thread::Builder::new()
             .name("refresh".to_owned())
             .spawn(move || {
                 while waiting.recv().is_ok() {
-                    runs.store(true, Ordering::SeqCst);
-                    refresher.run();
-                    runs.store(false, Ordering::SeqCst);
-                    done.send_replace(Instant::now());
+                    let number = begins.fetch_add(1, Ordering::SeqCst) + 1;
+                    refresh();
+                    done.send_replace(Done { number, at: Instant::now() });
                 }
             })
             .map_err(Error::io("cannot start the thread that looks for new models"))?;
-        let is_remote = config.models.iter().any(|model| Url::of(&model.path).is_some());
-        let interval = if is_remote { S3_INTERVAL } else { FOLDER_INTERVAL };
-        Ok(Self { requests, is_running, done: is_done, interval, added })
+        Ok(Self { requests, begun, done: is_done, interval, added })
     }
 
     /// Asks for a refresh if the last one was a while ago.
     pub(super) fn request_if_due(&self) {
-        if self.done.borrow().elapsed() >= self.interval {
+        if self.done.borrow().at.elapsed() >= self.interval {
             // A full queue contains a request that has not begun.
             let _ = self.requests.try_send(());
         }
@@ -88,14 +105,14 @@ impl Refresh {
 
     /// Asks for a refresh unless the last one was a moment ago.
     pub(super) fn request_soon(&self) {
-        if self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR {
+        if self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR {
             let _ = self.requests.try_send(());
         }
     }
 
     /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
     pub(super) async fn run(&self) {
-        let is_due = self.done.borrow().elapsed() >= self.interval / UNKNOWN_FACTOR;
+        let is_due = self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR;
         if is_due || self.has_added() {
             self.run_now().await;
         }
@@ -103,14 +120,11 @@ impl Refresh {
 
     /// Waits for a refresh that begins from now on.
     pub(super) async fn run_now(&self) {
-        let mut done = self.done.clone();
-        done.borrow_and_update();
         // One that has begun may have missed the change.
-        let count = if self.is_running.load(Ordering::SeqCst) { 2 } else { 1 };
+        let next = self.begun.load(Ordering::SeqCst) + 1;
+        // A full queue contains a request that has not begun.
         let _ = self.requests.try_send(());
-        for _ in 0..count {
-            let _ = done.changed().await;
-        }
+        let _ = self.done.clone().wait_for(|done| done.number >= next).await;
     }
 
     pub(super) fn add(&self, path: PathBuf) {
@@ -188,5 +202,38 @@ impl Refresher {
         if !is_unchanged {
             self.shared.replace(&entries);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of an earlier refresh must neither end the wait nor be awaited again.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_wait_ends_with_a_refresh_that_began_after_it() {
+        let (change, seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (changes, sees) = (Arc::clone(&change), Arc::clone(&seen));
+        let refresh = move || {
+            let read = changes.load(Ordering::SeqCst);
+            thread::yield_now();
+            sees.store(read, Ordering::SeqCst);
+        };
+        let refresh = Refresh::start_thread(Duration::ZERO, Arc::default(), refresh).unwrap();
+        let refresh = Arc::new(refresh);
+        let other = Arc::clone(&refresh);
+        let others = tokio::spawn(async move {
+            loop {
+                other.request_if_due();
+                tokio::task::yield_now().await;
+            }
+        });
+        for number in 1..=20_000 {
+            change.store(number, Ordering::SeqCst);
+            let waited = tokio::time::timeout(Duration::from_secs(60), refresh.run_now());
+            waited.await.expect("a refresh that ended was awaited");
+            assert!(seen.load(Ordering::SeqCst) >= number, "an earlier refresh ended the wait");
+        }
+        others.abort();
     }
 }

@@ -77,9 +77,8 @@ pub(in crate::telemetry) struct RequestSpan(Span);
 /// Begins a request's span, if requests are traced.
 pub(in crate::telemetry) fn begin(method: &str, parent: Option<&Trace>, clock: Clock) -> Option<RequestSpan> {
     let tracer = TRACER.get()?;
-    let builder = SpanBuilder::from_name(span_name(method))
-        .with_kind(SpanKind::Server)
-        .with_start_time(clock.time(Instant::now()));
+    let builder =
+        SpanBuilder::from_name(span_name(method)).with_kind(SpanKind::Server).with_start_time(clock.began());
     let context = parent.and_then(remote_context).unwrap_or_default();
     let span = tracer.build_with_context(builder, &context);
     // Invalid once the exporter has stopped.
