@@ -18,7 +18,7 @@ use super::{
         served::{Answers, EncoderParts, ServedEncoder},
     },
     seq2seq,
-    source::{DECODER, ENCODER, EncoderSettings, MODEL, Source, TaskSettings},
+    source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
     task::{task, unused_head},
     token_rows::knows_unknown_words,
@@ -280,7 +280,9 @@ impl<'a> Model<'a> {
         tokenizer: Tokenizer,
     ) -> Result<Measured> {
         let (progress, runtime, tokenizer) = (self.build.progress, self.runtime, Arc::new(tokenizer));
-        let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings };
+        let labels = self.source.files.iter().find(|(name, _)| *name == LABEL_TOKENIZER);
+        let labels = labels.map(|(_, json)| Tokenizer::from_json(json).map(Arc::new)).transpose()?;
+        let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels: labels.as_ref() };
         let model = ServedEncoder::open(parts, &graphs.folder, self.source.engine)?;
         model.check()?;
         let (mut measured, mut documents) = (Measured::default(), None);

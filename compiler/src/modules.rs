@@ -100,6 +100,17 @@ impl Modules {
         Self { list: vec![Module::pooling(Mode::Mean)], tokens: width, text: Some(width), output: POOLED }
     }
 
+    /// Appends a linear layer on text vectors, with weights called `name`.
+    pub(super) fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
+        let inputs = self.dimensions()?;
+        let bias = weights.take_whole(&format!("{name}.bias"), &[outputs])?.values.clone();
+        let weight = weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
+        let layer = Dense::of_weights(weight, Some(bias))?;
+        self.list.push(Module::Dense(Dense { is_of_tokens: false, ..layer }));
+        self.text = Some(outputs);
+        Ok(())
+    }
+
     /// Label scores from the last token's vector, as output `output`. `weight` has a row with `width` values per label.
     pub(super) fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
         let labels = weight.len() / width.max(1);

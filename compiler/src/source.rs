@@ -29,12 +29,28 @@ pub(super) const TARGET_TOKENIZER: &str = "target.json";
 /// Shortlist, for models that have one.
 pub(super) const SHORTLIST: &str = "shortlist.bin";
 
+/// The graph and the tokenizer for labels, for models that read labels by themselves.
+pub(super) const LABELS: &str = "labels.onnx";
+pub(super) const LABEL_TOKENIZER: &str = "labels.json";
+
 /// Static query weights for an embedding model.
 pub(super) const QUERY_WEIGHTS: &str = "query-weights.bin";
 
 /// File names in bundles, apart from the manifest.
-pub const FILES: [&str; 10] =
-    [MODEL, ENCODER, DECODER, TARGET_TOKENIZER, SHORTLIST, QUERY_WEIGHTS, WEIGHTS, TOKENIZER, PIECES, RANGES];
+pub const FILES: [&str; 12] = [
+    MODEL,
+    ENCODER,
+    DECODER,
+    TARGET_TOKENIZER,
+    SHORTLIST,
+    LABELS,
+    LABEL_TOKENIZER,
+    QUERY_WEIGHTS,
+    WEIGHTS,
+    TOKENIZER,
+    PIECES,
+    RANGES,
+];
 
 /// Graphs by file name; the manifest's graph is the first.
 pub(super) type Graphs = Vec<(&'static str, ModelProto)>;

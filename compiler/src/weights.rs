@@ -124,6 +124,18 @@ impl Weights {
         self.tensors.keys()
     }
 
+    /// Takes the tensors whose names begin with `prefix` out of these weights.
+    pub(super) fn split_off(&mut self, prefix: &str) -> Self {
+        Self {
+            tensors: split(&mut self.tensors, prefix),
+            integers: split(&mut self.integers, prefix),
+            others: split(&mut self.others, prefix),
+            prefix: String::new(),
+            sha256: self.sha256.clone(),
+            taken: RefCell::default(),
+        }
+    }
+
     /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
     pub(super) fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
         if self.has(&format!("{prefix}{landmark}")) {
@@ -184,6 +196,10 @@ impl Weights {
         let found = names.into_iter().find(|name| self.has(name))?;
         self.tensors.get_mut(found)
     }
+}
+
+fn split<T>(named: &mut BTreeMap<String, T>, prefix: &str) -> BTreeMap<String, T> {
+    named.extract_if(.., |name, _| name.starts_with(prefix)).collect()
 }
 
 /// Refuses a weight with non-finite values, with which no text can be computed.

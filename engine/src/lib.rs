@@ -17,3 +17,4 @@ pub mod rotary;
 pub mod run;
 pub mod similarity;
 mod spans;
+mod word_scores;

@@ -278,7 +278,8 @@ pub struct Largest {
     pub out: ValueId,
 }
 
-/// Scores of each text's word spans for the labels in front of it (GLiNER).
+/// Scores for each text's words or word spans and for labels (GLiNER), which are in front of the text, or have vectors from
+/// another model.
 ///
 /// A token's type is the number of the word that begins with it, or 0.
 #[derive(Debug)]
@@ -287,19 +288,52 @@ pub struct SpanHead {
     pub input: ValueId,
     /// Values per word and label.
     pub width: usize,
-    /// The id of the token before each label.
-    pub marker: u32,
-    /// Maximum number of words in a span.
-    pub longest: usize,
+    /// The id of the token before each label; `None` if runs have the labels' vectors.
+    pub marker: Option<u32>,
     /// Recurrent layers over a text's words.
     pub layers: Vec<Lstm>,
+    /// What is scored for each word and label.
+    pub scorer: Scorer,
+    /// A part per text: scores by word and label. Its width is the number of scores per word and label.
+    pub out: ValueId,
+}
+
+/// A word's scores for a label.
+#[derive(Debug)]
+pub enum Scorer {
+    /// The spans that begin with the word, by length.
+    Spans(SpanScorer),
+    /// The word as the first, as the last, and as any word of an entity.
+    Words(WordScorer),
+}
+
+/// Layers that score spans.
+#[derive(Debug)]
+pub struct SpanScorer {
+    /// Maximum number of words in a span.
+    pub longest: usize,
     /// Layers on a label's vector: two, and from their result to its factors and to its bias.
     pub labels: [Dense; 4],
     /// Layers on a word's vector, for spans that begin and that end with it.
     pub sides: [[Dense; 3]; 2],
-    /// A part per text: values by first word, label and length. Its width is the number of lengths.
-    pub out: ValueId,
 }
+
+/// Layers that score words. A word and a label each have two vectors: the second vectors' product passes a layer, and both
+/// first vectors contribute to its result.
+#[derive(Debug)]
+pub struct WordScorer {
+    /// Layers on a word's vector: its first vector, with its contribution, and its second vector.
+    pub words: [Dense; 3],
+    /// The same for a label.
+    pub labels: [Dense; 3],
+    /// From products to the positive values that the last layer reads.
+    pub products: Dense,
+    /// The last layer, with [`WORD_SCORES`] outputs and zeros up to [`COLUMNS`](crate::kernel::COLUMNS).
+    pub scores: Dense,
+}
+
+/// [`WordScorer`] scores per word and label.
+pub const WORD_SCORES: usize = 3;
 
 /// A bidirectional LSTM layer, with the gates input, output, forget and cell.
 #[derive(Debug)]

@@ -1,14 +1,15 @@
-//! GLiNER's head: a score for each word span of a text and each label in front of it.
+//! GLiNER's head: scores for each word of a text and each label in front of it.
 //!
-//! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers; then each has a part in the
-//! vectors of the spans that begin with it, and of those that end with it. A span's score for a label is the product of
-//! the parts' positive sum and the label's vector.
+//! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers. In a head that scores
+//! spans, each word then has a part in the vectors of the spans that begin with it, and of those that end with it; a
+//! span's score for a label is the product of the parts' positive sum and the label's vector. Heads that score words are
+//! in `word_scores.rs`.
 
 use crate::{
     kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
     linear::dense,
     math::{activate, sigmoid},
-    program::{Activation, Dense, Lstm, SpanHead},
+    program::{Activation, Dense, Lstm, Scorer, SpanHead, SpanScorer},
 };
 
 /// Buffers for one text. Other texts reuse them.
@@ -18,39 +19,51 @@ pub(crate) struct Spans {
     pub(crate) words: Vec<f32>,
     /// A row per label.
     pub(crate) labels: Vec<f32>,
-    hidden: Vec<f32>,
-    outputs: Vec<f32>,
-    starts: Vec<f32>,
-    ends: Vec<f32>,
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) outputs: Vec<f32>,
+    pub(crate) starts: Vec<f32>,
+    pub(crate) ends: Vec<f32>,
     /// A label's factors per column, in panels of 32 labels.
-    panels: Vec<f32>,
-    biases: Vec<f32>,
+    pub(crate) panels: Vec<f32>,
+    pub(crate) biases: Vec<f32>,
 }
 
 impl SpanHead {
-    /// Writes a text's scores by first word, label and word count.
+    /// Writes a text's scores by word and label.
     #[inline(always)]
     pub(crate) fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases } = buffers;
+        let Spans { words, hidden, outputs, .. } = buffers;
         for layer in &self.layers {
             layer.recur(kernel, words, hidden, outputs);
             std::mem::swap(words, outputs);
         }
+        match &self.scorer {
+            Scorer::Spans(scorer) => scorer.score(kernel, self.width, buffers, out),
+            Scorer::Words(scorer) => scorer.score(kernel, self.width, buffers, out),
+        }
+    }
+}
+
+impl SpanScorer {
+    /// Writes a text's scores by first word, label and word count.
+    #[inline(always)]
+    fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases } = buffers;
         let [first, second, columns, bias] = &self.labels;
-        let count = labels.len() / self.width;
-        two_layers(kernel, [first, second], labels, (self.width, &mut *hidden), outputs);
-        apply(kernel, bias, outputs, self.width, biases);
-        apply(kernel, columns, outputs, self.width, hidden);
+        let count = labels.len() / width;
+        two_layers(kernel, [first, second], labels, (width, &mut *hidden), outputs);
+        apply(kernel, bias, outputs, width, biases);
+        apply(kernel, columns, outputs, width, hidden);
         let wide = columns.outputs;
         pack(hidden, wide, panels);
         for (side, part) in self.sides.iter().zip([&mut *starts, &mut *ends]) {
             let [first, second, last] = side;
-            two_layers(kernel, [first, second], words, (self.width, &mut *hidden), outputs);
+            two_layers(kernel, [first, second], words, (width, &mut *hidden), outputs);
             outputs.iter_mut().for_each(positive);
-            apply(kernel, last, outputs, self.width, part);
+            apply(kernel, last, outputs, width, part);
         }
         out.clear();
-        out.resize(words.len() / self.width * count * self.longest, 0.0);
+        out.resize(words.len() / width * count * self.longest, 0.0);
         let rows = out.chunks_exact_mut((count * self.longest).max(1));
         for (word, (start, out)) in starts.chunks_exact(wide).zip(rows).enumerate() {
             self.score_word(kernel, (word, start), (&ends[..], &panels[..], &biases[..]), hidden, out);
@@ -162,7 +175,7 @@ fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
 
 /// Applies a layer to rows with `width` numbers each.
 #[inline(always)]
-fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
+pub(crate) fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
     out.resize(input.len() / width * layer.outputs, 0.0);
     dense(kernel, input, width, layer, out);
 }
@@ -183,7 +196,7 @@ fn two_layers<K: Kernel>(
 
 /// The positive part; 0 for NaN and for negative zero.
 #[inline(always)]
-fn positive(value: &mut f32) {
+pub(crate) fn positive(value: &mut f32) {
     *value = if *value > 0.0 { *value } else { 0.0 };
 }
 

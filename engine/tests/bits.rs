@@ -1,6 +1,6 @@
 //! An encoder's operations return the same bits on every processor, which no test on one processor shows.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::Arc};
 
 use kivu_engine::{
     kernel::{InstructionSet, LANES},
@@ -214,7 +214,7 @@ fn hash(program: &Program, instructions: InstructionSet, lengths: [u32; 3], hash
     let random = &mut fastrand::Rng::with_seed(11);
     let texts: [Text; 3] = lengths.map(|length| {
         let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
-        Text { tokens: (0..length).map(token).collect(), attended: usize::MAX }
+        Text { tokens: (0..length).map(token).collect(), attended: usize::MAX, labels: Arc::default() }
     });
     let run = program.pack(texts.iter(), NonZeroUsize::MIN, Vec::new());
     let mut scratch = Scratch::default();

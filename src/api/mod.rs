@@ -6,6 +6,7 @@ mod batches;
 mod bedrock;
 mod body;
 mod body_memory;
+mod chat;
 mod classification;
 mod cohere;
 mod content_encoding;

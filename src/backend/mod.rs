@@ -31,6 +31,9 @@ use crate::{
     tensor::{ElementType, Tensor},
 };
 
+/// Graph input with label vectors, for models whose labels another model reads.
+pub const LABEL_VECTORS: &str = "label_vectors";
+
 /// An engine for local models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -18,6 +18,7 @@ use crate::{
     error::{Error, Result},
     pipeline::{
         embedding::EmbeddingSettings,
+        label_vectors::LabelEncoderSettings,
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
         sparse::QueryWeights,
         vectors::Ranges,
@@ -47,6 +48,8 @@ pub(super) struct Placement {
 pub(super) struct Loaded {
     pub(super) tokenizers: Tokenizers,
     pub(super) route: LoadedRoute,
+    /// The local model that reads labels, if the bundle has one.
+    pub(super) label_encoder: Option<Arc<dyn Backend>>,
     pub(super) arithmetic: Option<String>,
     pub(super) files: Arc<MappedFiles>,
 }
@@ -77,11 +80,14 @@ pub(super) struct Tokenizers {
     pub(super) ranges: Option<Arc<Ranges>>,
     /// Query weights for sparse vectors.
     pub(super) query_weights: Option<Arc<QueryWeights>>,
+    /// For labels, if another model reads them.
+    pub(super) labels: Option<Arc<Tokenizer>>,
 }
 
 /// A bundle's graphs in ONNX Runtime.
 enum Local {
-    Encoder(Arc<dyn Backend>),
+    /// With the encoder for labels, if there is one.
+    Encoder(Arc<dyn Backend>, Option<Arc<dyn Backend>>),
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
 }
 
@@ -110,7 +116,15 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         (*policy != Policy::Local).then(|| Fleet::new(fleet, remote_name).map(Arc::new)).transpose()?;
     let manifest = bundle.manifest();
     let settings = manifest.seq2seq.as_ref();
+    let labels = label_encoder(manifest);
     if *policy == Policy::Fleet {
+        if labels.is_some() {
+            return Err(Error::config(format!(
+                "expected `policy` `local` or `auto` for `{}`, whose encoder for labels runs in this process, but found \
+                 `fleet`",
+                manifest.name
+            )));
+        }
         let tokenizers = read_tokenizers(bundle, settings)?;
         return Ok(Loaded {
             tokenizers,
@@ -118,6 +132,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
                 None => LoadedRoute::Encoder(Route::encoder(None, fleet, manifest.signature.clone())),
                 Some(_) => LoadedRoute::Seq2Seq(Route::seq2seq(None, fleet)),
             },
+            label_encoder: None,
             arithmetic: None,
             files: Arc::default(),
         });
@@ -132,6 +147,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         .chain(queries.map(|queries| queries.weights.as_str()))
         .chain(graphs.map(String::as_str))
         .chain(of_seq2seq.flatten().map(String::as_str))
+        .chain(labels.into_iter().flat_map(|labels| [labels.graph.as_str(), &labels.tokenizer]))
         .collect();
     let is_mapped = config.map_weights && matches!(bundle.home(), Home::Folder(_));
     let mapped = manifest.files.iter().map(|file| file.name.as_str());
@@ -157,14 +173,15 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         verification.as_ref().map_or(Ok(()), |verification| verification.finish())?;
         let (local, arithmetic) = opened?;
         files.require_loaded()?;
-        let route = match local {
-            Local::Encoder(backend) => {
+        let (route, label_encoder) = match local {
+            Local::Encoder(backend, labels) => {
                 let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
-                LoadedRoute::Encoder(route.with_engine(engine(config, manifest)))
+                (LoadedRoute::Encoder(route.with_engine(engine(config, manifest))), labels)
             }
-            Local::Seq2Seq(backend) => LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)),
+            Local::Seq2Seq(backend) => (LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)), None),
         };
-        Ok(Loaded { tokenizers, route, arithmetic: Some(arithmetic), files: Arc::clone(&files) })
+        let (arithmetic, files) = (Some(arithmetic), Arc::clone(&files));
+        Ok(Loaded { tokenizers, route, label_encoder, arithmetic, files })
     })
 }
 
@@ -186,7 +203,16 @@ fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Resul
         QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
     });
     let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
-    Ok(Tokenizers { source, target, shortlist, ranges, query_weights })
+    let labels = label_encoder(bundle.manifest());
+    let labels = labels
+        .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
+        .transpose()?;
+    Ok(Tokenizers { source, target, shortlist, ranges, query_weights, labels })
+}
+
+/// Settings for the model that reads labels, if there is one.
+fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
+    manifest.zero_shot_entities.as_ref()?.label_encoder.as_ref()
 }
 
 /// Creates sessions for a bundle's graphs, with weights in `mapped` files or in memory, and reports
@@ -204,10 +230,20 @@ fn open_graphs(
     let manifest = bundle.manifest();
     let threads = config.threads();
     let Some(settings) = &manifest.seq2seq else {
-        let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
-        let backend = time_start("session", || OnnxBackend::open(runtime, graph, threads))?;
+        let open = |graph: Graph| time_start("session", || OnnxBackend::open(runtime, graph, threads));
+        let (backend, labels, arithmetic) = match label_encoder(manifest) {
+            None => {
+                let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
+                (open(graph)?, None, arithmetic)
+            }
+            Some(settings) => {
+                let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.graph], mapped)?;
+                let [graph, labels] = graphs;
+                (open(graph)?, Some(Arc::new(open(labels)?) as Arc<dyn Backend>), arithmetic)
+            }
+        };
         check_signature(manifest, &manifest.signature, backend.signature())?;
-        return Ok((Local::Encoder(Arc::new(backend)), arithmetic));
+        return Ok((Local::Encoder(Arc::new(backend), labels), arithmetic));
     };
     let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], mapped)?;
     // Sources with different shortlists cannot share a batch.
@@ -246,7 +282,12 @@ fn open_natively(
     }
     let graph = bundle.read(&manifest.graph)?;
     require_known_files(&graph, |name| manifest.file(name).is_some())?;
-    let names = WeightFiles::names(&graph)?;
+    let labels = label_encoder(manifest).map(|settings| bundle.read(&settings.graph)).transpose()?;
+    let mut names = WeightFiles::names(&graph)?;
+    if let Some(labels) = &labels {
+        require_known_files(labels, |name| manifest.file(name).is_some())?;
+        names.extend(WeightFiles::names(labels)?);
+    }
     let size = |name: &String| {
         let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());
         size.ok_or_else(|| Error::model(format!("expected `{name}` in the manifest of `{}`", manifest.name)))
@@ -268,12 +309,18 @@ fn open_natively(
         let model = time_start("session", || TableModel::open(&graph, files))?;
         check_signature(manifest, &manifest.signature, model.signature())?;
         let backend = TableBackend::new(model, config.threads());
-        return Ok((Local::Encoder(Arc::new(backend)), arithmetic(manifest, Engine::Native, &[])?));
+        return Ok((Local::Encoder(Arc::new(backend), None), arithmetic(manifest, Engine::Native, &[])?));
     }
-    let model = time_start("session", || NativeModel::open(&graph, files))?;
+    let open = |graph: &[u8]| time_start("session", || NativeModel::open(graph, files.clone()));
+    let model = open(&graph)?;
     check_signature(manifest, &manifest.signature, model.signature())?;
-    let backend = NativeBackend::start(model, config.threads())?;
-    Ok((Local::Encoder(Arc::new(backend)), arithmetic(manifest, Engine::Native, &[])?))
+    let start = |model| NativeBackend::start(model, config.threads());
+    let backend = Arc::new(start(model)?);
+    let labels: Option<Arc<dyn Backend>> = match labels {
+        Some(labels) => Some(Arc::new(start(open(&labels)?)?)),
+        None => None,
+    };
+    Ok((Local::Encoder(backend, labels), arithmetic(manifest, Engine::Native, &[])?))
 }
 
 fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::{
         classification::{ClassificationPipeline, ClassificationSettings},
         embedding::{EmbeddingPipeline, EmbeddingSettings},
         encoder::Encoder,
+        label_vectors::LabelEncoder,
         ranking::RankingPipeline,
         seq2seq::{Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
         token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
@@ -134,7 +135,8 @@ impl Pipeline {
 
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights } = loaded.tokenizers;
+        let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights, labels } =
+            loaded.tokenizers;
         let max_tokens = |own: usize| own.min(limit.unwrap_or(usize::MAX));
         let settings = TaskSettings::of(manifest)?;
         let route = match (loaded.route, settings) {
@@ -164,7 +166,11 @@ impl Pipeline {
             TaskSettings::Classification(own) => Self::Classification(classification(own)?),
             TaskSettings::ZeroShotEntities(own) => {
                 let own = ZeroShotEntitiesSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, route, own)?)
+                let encoder = own.label_encoder.as_ref().zip(labels).zip(loaded.label_encoder);
+                let encoder = encoder
+                    .map(|((own, tokenizer), backend)| LabelEncoder::new(tokenizer, backend, own))
+                    .transpose()?;
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, route, own, encoder)?)
             }
             TaskSettings::TokenClassification(own) => {
                 let own =

@@ -154,7 +154,9 @@ impl Encoder {
     ) -> Result<(Vec<T>, Usage)> {
         let started = Instant::now();
         let texts = encodings.texts.iter().map(Option::as_deref);
-        let inputs = encodings.list.iter().zip(texts).map(|(encoding, text)| Sequence { encoding, text });
+        let labels = encodings.labels.as_deref();
+        let inputs = encodings.list.iter().zip(texts);
+        let inputs = inputs.map(|(encoding, text)| Sequence { encoding, text, labels });
         let work = EncoderWork { inputs: inputs.collect(), granularity, finish: &finish };
         let (rows, location) = self.executor.run(&work, deadline).await?;
         Ok((rows, encodings.usage(started.elapsed(), location)))

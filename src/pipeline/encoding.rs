@@ -91,6 +91,8 @@ pub(super) struct Encodings {
     pub(super) list: Vec<Encoding>,
     /// Source texts per input, for models with a built-in tokenizer; `None` for pairs and token ids.
     pub(super) texts: Vec<Option<String>>,
+    /// Concatenated label vectors for all inputs, in models that take them.
+    pub(super) labels: Option<Arc<[f32]>>,
     tokenization: Duration,
 }
 
@@ -211,7 +213,7 @@ impl InputTokenizer<'_> {
         };
         let (encoded, tokenization) = tokenize_each(inputs, size, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();
-        Ok(Encodings { list, texts, tokenization })
+        Ok(Encodings { list, texts, labels: None, tokenization })
     }
 
     /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
@@ -267,7 +269,7 @@ impl InputTokenizer<'_> {
         });
         let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
         let texts = vec![None; list.len()];
-        Ok(EncodedWindows { encodings: Encodings { list, texts, tokenization }, places })
+        Ok(EncodedWindows { encodings: Encodings { list, texts, labels: None, tokenization }, places })
     }
 
     /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
@@ -283,8 +285,8 @@ impl InputTokenizer<'_> {
             Ok((encoding, keeps_text.then_some(text), parts))
         };
         let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
-        let encodings =
-            Encodings { list: vec![encoding], texts: vec![text], tokenization: started.elapsed() };
+        let tokenization = started.elapsed();
+        let encodings = Encodings { list: vec![encoding], texts: vec![text], labels: None, tokenization };
         Ok((encodings, parts))
     }
 }

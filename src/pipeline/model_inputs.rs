@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use crate::{
-    backend::{Schedule, Signature, TensorSpec},
+    backend::{LABEL_VECTORS, Schedule, Signature, TensorSpec},
     error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Encoding,
@@ -13,12 +13,13 @@ use crate::{
 pub const POOLING_MASK: &str = "pooling_mask";
 /// Input names by role, case-insensitive, in their usual order. `words_mask` is the third input in models that read
 /// words.
-const NAMES: [(&str, Role); 5] = [
+const NAMES: [(&str, Role); 6] = [
     ("input_ids", Role::Ids),
     ("attention_mask", Role::Mask),
     ("token_type_ids", Role::Types),
     ("words_mask", Role::Types),
     (POOLING_MASK, Role::Pooled),
+    (LABEL_VECTORS, Role::Labels),
 ];
 const MAX_INPUTS: usize = 3;
 
@@ -30,6 +31,8 @@ pub(super) enum Role {
     Types,
     /// 1 for tokens that are pooled.
     Pooled,
+    /// Label vectors.
+    Labels,
     /// The text itself, for models with a built-in tokenizer.
     Text,
 }
@@ -40,6 +43,8 @@ pub(super) struct Sequence<'a> {
     pub(super) encoding: &'a Encoding,
     /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
     pub(super) text: Option<&'a str>,
+    /// Concatenated label vectors, in models that take them.
+    pub(super) labels: Option<&'a [f32]>,
 }
 
 #[derive(Clone, Debug)]
@@ -127,6 +132,12 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
         let shape = if has_rows { vec![batch.len(), 1] } else { vec![batch.len()] };
         return Tensor::new(shape, Elements::Bytes(texts.collect()));
     }
+    if role == Role::Labels {
+        let width = fixed(spec.shape.last()).unwrap_or(1).max(1);
+        let rows = fixed(spec.shape.first()).unwrap_or(batch.len());
+        let labels = batch.first().and_then(|sequence| sequence.labels).unwrap_or_default();
+        return Tensor::new(vec![rows, labels.len() / width, width], Elements::Fp32(labels.repeat(rows)));
+    }
     let longest = batch.iter().map(|sequence| sequence.encoding.len()).max().unwrap_or(0);
     let columns = fixed(spec.shape.last()).unwrap_or(longest);
     let rows = if has_rows { fixed(spec.shape.first()).unwrap_or(batch.len()) } else { 1 };
@@ -140,7 +151,7 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
             Role::Mask => values.extend(encoding.mask()),
             Role::Pooled => values.extend(encoding.pooling_mask()),
             // Handled above.
-            Role::Text => {}
+            Role::Text | Role::Labels => {}
         }
         values.resize((row + 1) * columns, padding);
     }

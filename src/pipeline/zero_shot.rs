@@ -4,18 +4,13 @@
 //! `zero-shot-classification` pipeline in `transformers`. An embedding model scores the cosine similarity between the
 //! text and that sentence.
 
-use std::{
-    collections::HashSet,
-    num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-
-use lru::LruCache;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline},
     encoding::Input,
+    label_vectors::LabelVectors,
     pooling::cosine,
     scores::softmax,
     usage::Usage,
@@ -41,41 +36,6 @@ pub enum ZeroShotPipeline {
     Entailment(ClassificationPipeline),
     /// An embedding model.
     Embedding(EmbeddingPipeline, LabelVectors),
-}
-
-/// An LRU cache for label vectors, since most clients send the same labels with every request.
-///
-/// A text's vector does not depend on other texts in the request, so results do not depend on the cache.
-#[derive(Clone, Debug)]
-pub struct LabelVectors(Arc<Mutex<LruCache<String, Arc<[f32]>>>>);
-
-impl LabelVectors {
-    const MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-    /// Maximum bytes per cached sentence: a label with its template is short.
-    const MAX_BYTES: usize = 256;
-
-    fn get(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
-        let mut cache = self.lock();
-        sentences.iter().map(|sentence| cache.get(sentence).cloned()).collect()
-    }
-
-    fn put(&self, sentence: String, vector: Vec<f32>) -> Arc<[f32]> {
-        let vector: Arc<[f32]> = vector.into();
-        if sentence.len() <= Self::MAX_BYTES {
-            self.lock().put(sentence, Arc::clone(&vector));
-        }
-        vector
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LruCache<String, Arc<[f32]>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Default for LabelVectors {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(LruCache::new(Self::MAX))))
-    }
 }
 
 /// Request options.

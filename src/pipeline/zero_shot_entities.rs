@@ -9,6 +9,7 @@ use super::{
     encoding::EncodedWindows,
     entities::{Entity, EntityCount, EntityLabel, IndexedText, TextEntities},
     executor::tokenize,
+    label_vectors::{LabelEncoder, LabelEncoderSettings},
     redaction::redact,
     scores::ScoreFunction,
     token_classification::FoundEntities,
@@ -22,19 +23,33 @@ use crate::{
 
 /// Default `threshold`: entities have higher scores.
 pub const THRESHOLD: f32 = 0.5;
+/// Scores per word and label in models that score words.
+const WORD_SCORES: usize = 3;
+/// Maximum number of word-label pairs in a window, in models that score words: each has some thousand numbers while it is
+/// computed.
+const MAX_PAIRS: usize = 1 << 16;
+/// Maximum number of overlapping entities in a window, before the best ones are selected: some 30 MB.
+const MAX_SPANS: usize = 1 << 20;
 
 /// Zero-shot entity settings, from `gliner_config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZeroShotEntitiesSettings {
-    /// Output name; one value per first word, label and span length.
+    /// Output name; values per word and label: one for each length of the spans that begin with the word, or one each
+    /// for the word as the first, the last and any word of an entity.
     pub output: String,
-    /// The token before each label.
+    /// The token before each label; empty with a label encoder, like the separator.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label_token: String,
     /// The token between the labels and the text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub separator: String,
-    /// Maximum words per entity.
-    pub max_entity_words: usize,
+    /// Maximum words per entity; `None` in models that score words, not spans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_entity_words: Option<usize>,
+    /// The encoder that reads the labels; `None` in models that read them in front of each text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_encoder: Option<LabelEncoderSettings>,
     /// Maximum words per text or window.
     pub max_words: usize,
     /// Maximum tokens per text or window, labels and special tokens included.
@@ -44,6 +59,9 @@ pub struct ZeroShotEntitiesSettings {
 impl ZeroShotEntitiesSettings {
     /// Prompt tokens in front of each text: the labels, each after its marker.
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
+        if self.label_encoder.is_some() {
+            return Ok(WordPrompt { ids: Vec::new(), max_words: self.max_words });
+        }
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
             return Err(Error::too_large(format!(
@@ -111,6 +129,7 @@ pub struct ZeroShotEntitiesOptions {
 pub struct ZeroShotEntitiesPipeline {
     encoder: Encoder,
     settings: Arc<ZeroShotEntitiesSettings>,
+    labels: Option<LabelEncoder>,
 }
 
 /// A word span with its score for a label.
@@ -126,19 +145,26 @@ struct Span {
 }
 
 impl ZeroShotEntitiesPipeline {
-    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
+    /// Joins a tokenizer and a model, with the encoder that reads labels, if the settings name one. Fails if the model's
+    /// signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: impl Into<Route>,
         settings: ZeroShotEntitiesSettings,
+        labels: Option<LabelEncoder>,
     ) -> Result<Self> {
-        let (name, width) = (settings.output.clone(), settings.max_entity_words);
+        let (name, width) = (settings.output.clone(), settings.max_entity_words.unwrap_or(WORD_SCORES));
         if width == 0 || settings.max_words == 0 {
             return Err(Error::model("expected `max_entity_words` and `max_words` above 0 in the manifest"));
         }
+        if settings.label_encoder.is_some() != labels.is_some() {
+            return Err(Error::model(
+                "expected an encoder for labels only for a model whose manifest names one",
+            ));
+        }
         let output = vec![NamedOutput { name, width, vectors: Vectors::Any }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into() })
+        Ok(Self { encoder, settings: settings.into(), labels })
     }
 
     /// Settings from the bundle's manifest.
@@ -165,9 +191,11 @@ impl ZeroShotEntitiesPipeline {
         let texts: Arc<[String]> = texts.into();
         let windows = self.windows(&texts, &labels, windows, deadline).await?;
         let (labels, count) = (labels.as_slice(), EntityCount::default());
+        let scores_words = self.settings.max_entity_words.is_none();
         let finish = |window: usize, rows: &[Row<'_>]| {
             let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();
-            count.add(search.select(search.spans(&words, rows[0], labels.len())?))
+            let scores = WindowScores { words: &words, logits: rows[0], labels: labels.len() };
+            count.add(search.select(search.spans(scores, scores_words)?))
         };
         let (found, mut usage) =
             self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
@@ -189,7 +217,7 @@ impl ZeroShotEntitiesPipeline {
         Ok(FoundEntities { texts: texts.collect(), usage })
     }
 
-    /// Span scores per text, by first word, label and word count. A text is one window.
+    /// Scores per text, by word and label, and by word count or kind. A text is one window.
     pub async fn span_scores(
         &self,
         texts: Vec<String>,
@@ -199,12 +227,14 @@ impl ZeroShotEntitiesPipeline {
     ) -> Result<Vec<Vec<f32>>> {
         let options = WindowOptions::whole(truncation, texts.len());
         let windows = self.windows(&texts.into(), labels, options, deadline).await?;
+        let scores_words = self.settings.max_entity_words.is_none();
         let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
             let (words, longest) = (windows.places[window].spans.len(), rows[0].width);
             let of_words = rows[0].values.chunks_exact(labels.as_slice().len() * longest).take(words);
             // Without spans that end after the text.
+            let kept = |first: usize| if scores_words { longest } else { longest.min(words - first) };
             let logits = of_words.enumerate().flat_map(|(first, values)| {
-                values.chunks_exact(longest).flat_map(move |lengths| &lengths[..longest.min(words - first)])
+                values.chunks_exact(longest).flat_map(move |scores| &scores[..kept(first)])
             });
             ScoreFunction::Sigmoid.apply(&logits.copied().collect::<Vec<f32>>())
         };
@@ -226,21 +256,51 @@ impl ZeroShotEntitiesPipeline {
         let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
         let size = labels.as_slice().iter().map(String::len).sum();
         let prompt = tokenize(size, deadline, prompt).await?;
-        self.encoder.input_tokenizer(deadline).await?.encode_words(texts, prompt, options).await
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let mut windows = tokenizer.encode_words(texts, prompt, options).await?;
+        let longest = windows.places.iter().map(|place| place.spans.len()).max().unwrap_or(0);
+        let pairs = longest * labels.as_slice().len();
+        if self.settings.max_entity_words.is_none() && pairs > MAX_PAIRS {
+            return Err(Error::too_large(format!(
+                "expected at most {MAX_PAIRS} pairs of a word and a label in a text, but found {pairs}; send fewer labels \
+                 or shorter texts"
+            )));
+        }
+        if let Some(encoder) = &self.labels {
+            windows.encodings.labels = Some(encoder.encode(labels.as_slice(), deadline).await?);
+        }
+        Ok(windows)
     }
 }
 
+/// A window's words, with their places in the text, and their logits for each label.
+#[derive(Clone, Copy)]
+struct WindowScores<'a> {
+    words: &'a [(usize, usize)],
+    /// A row per word and label.
+    logits: Row<'a>,
+    labels: usize,
+}
+
 impl EntitySearch {
-    /// Spans in `words` with scores above the threshold, ordered by first word, length and label. `logits` has a row
-    /// per word and label, with one value per span length.
-    fn spans(&self, words: &[(usize, usize)], logits: Row<'_>, labels: usize) -> Result<Vec<Span>> {
-        let Row { values, width: longest } = logits;
-        if labels == 0 || !values.len().is_multiple_of(labels * longest) {
+    /// Spans with scores above the threshold.
+    fn spans(&self, scores: WindowScores<'_>, scores_words: bool) -> Result<Vec<Span>> {
+        let WindowScores { logits: Row { values, width }, labels, .. } = scores;
+        if labels == 0 || !values.len().is_multiple_of(labels * width) {
             return Err(Error::inference(format!(
-                "expected values for {labels} labels and {longest} lengths, but found {}",
+                "expected {width} values for each of {labels} labels, but found {}",
                 values.len()
             )));
         }
+        match scores_words {
+            true => self.spans_of_words(scores),
+            false => Ok(self.spans_of_lengths(scores)),
+        }
+    }
+
+    /// Spans ordered by first word, length and label. A logit row has one value per length.
+    fn spans_of_lengths(&self, scores: WindowScores<'_>) -> Vec<Span> {
+        let WindowScores { words, logits: Row { values, width: longest }, labels } = scores;
         let mut found = Vec::new();
         for (first, values) in values.chunks_exact(labels * longest).take(words.len()).enumerate() {
             let scores = ScoreFunction::Sigmoid.apply(values);
@@ -249,6 +309,40 @@ impl EntitySearch {
                 let likely = of_labels.filter(|(_, score)| **score > self.threshold);
                 let (start, end) = (words[first].0, last.1);
                 found.extend(likely.map(|(label, score)| Span { start, end, label, score: *score }));
+            }
+        }
+        found
+    }
+
+    /// Spans ordered by first word, label and last word. A logit row has [`WORD_SCORES`] values: the word as the first,
+    /// the last and any word of an entity. A span's score is the lowest of its words'.
+    fn spans_of_words(&self, scores: WindowScores<'_>) -> Result<Vec<Span>> {
+        let WindowScores { words, logits, labels } = scores;
+        let scores = ScoreFunction::Sigmoid.apply(logits.values);
+        let of_word = |word: usize, label: usize| &scores[(word * labels + label) * WORD_SCORES..];
+        let count = words.len().min(scores.len() / (labels * WORD_SCORES));
+        let mut found = Vec::new();
+        for (first, label) in (0..count).flat_map(|first| (0..labels).map(move |label| (first, label))) {
+            let mut lowest = of_word(first, label)[0];
+            if lowest <= self.threshold {
+                continue;
+            }
+            for last in first..count {
+                let [_, end, inside, ..] = of_word(last, label)[..] else { break };
+                if inside < self.threshold {
+                    break;
+                }
+                lowest = lowest.min(inside);
+                if end > self.threshold {
+                    let (start, end_of_word) = (words[first].0, words[last].1);
+                    found.push(Span { start, end: end_of_word, label, score: lowest.min(end) });
+                }
+            }
+            if found.len() > MAX_SPANS {
+                return Err(Error::too_large(format!(
+                    "expected at most {MAX_SPANS} overlapping entities in a text, but found more; send a higher \
+                     `threshold` or fewer labels"
+                )));
             }
         }
         Ok(found)
@@ -338,12 +432,43 @@ mod tests {
         // Two words, two labels and spans up to two words; the second word has no two-word span.
         let values = [-9.0, 2.0, 1.0, -9.0, -9.0, 9.0, 3.0, 9.0];
         let search = EntitySearch::new(None, None, None).unwrap();
-        let row = Row { values: &values, width: 2 };
-        let found = search.spans(&[(0, 3), (4, 6)], row, 2).unwrap();
+        let logits = Row { values: &values, width: 2 };
+        let scores = WindowScores { words: &[(0, 3), (4, 6)], logits, labels: 2 };
+        let found = search.spans(scores, false).unwrap();
         let places: Vec<_> = found.iter().map(|span| (span.start, span.end, span.label)).collect();
         assert_eq!(places, [(0, 3, 1), (0, 6, 0), (4, 6, 1)]);
         assert!((found[1].score - 0.880_797).abs() < 1e-6);
-        assert!(search.spans(&[(0, 3)], row, 3).is_err());
+        assert!(search.spans(WindowScores { labels: 3, ..scores }, false).is_err());
         assert!(EntitySearch::new(Some(f32::NAN), None, None).is_err());
+    }
+    #[test]
+    fn words_begin_end_and_continue_entities() {
+        let words: Vec<(usize, usize)> = (0..4).map(|word| (2 * word, 2 * word + 1)).collect();
+        // Logits of each word as the first, the last and any word; the third word interrupts.
+        let values = [3.0, -9.0, 2.0, 1.0, 4.0, 5.0, 9.0, 9.0, -1.0, 2.0, 2.0, 2.0];
+        let logits = Row { values: &values, width: WORD_SCORES };
+        let scores = WindowScores { words: &words, logits, labels: 1 };
+        let search = EntitySearch::new(None, None, None).unwrap();
+        let found = search.spans(scores, true).unwrap();
+        let places: Vec<_> = found.iter().map(|span| (span.start, span.end)).collect();
+        assert_eq!(places, [(0, 3), (2, 3), (6, 7)]);
+        // The lowest of the first word's 3 and 2, and of the last word's 4 and 5.
+        assert!((found[0].score - 0.880_797).abs() < 1e-6, "{found:?}");
+        // Two labels: in each word, a label's scores are together.
+        let two: Vec<f32> = values.chunks(WORD_SCORES).flat_map(|word| [&[-9.0; 3], word].concat()).collect();
+        let logits = Row { values: &two, width: WORD_SCORES };
+        let found = search.spans(WindowScores { logits, labels: 2, ..scores }, true).unwrap();
+        assert_eq!(found.iter().map(|span| span.label).collect::<Vec<_>>(), [1; 3]);
+    }
+
+    #[test]
+    fn more_spans_than_fit_into_memory_are_refused() {
+        let words: Vec<(usize, usize)> = (0..1500).map(|word| (word, word + 1)).collect();
+        let values = vec![9.0; words.len() * WORD_SCORES];
+        let scores =
+            WindowScores { words: &words, logits: Row { values: &values, width: WORD_SCORES }, labels: 1 };
+        let search = EntitySearch::new(None, None, None).unwrap();
+        let refusal = search.spans(scores, true).unwrap_err().to_string();
+        insta::assert_snapshot!(refusal, @"expected at most 1048576 overlapping entities in a text, but found more; send a higher `threshold` or fewer labels");
     }
 }

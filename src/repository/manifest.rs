@@ -315,7 +315,9 @@ impl Manifest {
                 manifest.format
             )));
         }
-        for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
+        let labels = manifest.zero_shot_entities.iter().flat_map(|settings| &settings.label_encoder);
+        let labels = labels.flat_map(|labels| [&labels.graph, &labels.tokenizer]);
+        for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]).chain(labels) {
             if !is_inside(name) {
                 return Err(Error::model(format!(
                     "expected file names inside the bundle, but found `{name}`"

@@ -4,7 +4,8 @@
     TEST_URL=http://127.0.0.1:8080 python tests/frameworks/test_frameworks.py
 
 The server serves an embedding model `tiny` that has prompts for queries and documents and aliases,
-a tiny fastText model, and `rank` and `translate-en-pt` of `models/`. Every framework must get what the same
+a tiny fastText model, `rank` and `translate-en-pt` of `models/`, and `ner-labels` and `ner-encoded-labels`,
+which find entities by the request's labels. Every framework must get what the same
 texts get from `/embed`, to 1e-6, and equal integers and bits. Frameworks connect to TEST_URL only.
 """
 
@@ -56,6 +57,7 @@ import deepl  # noqa: E402
 import litellm  # noqa: E402
 import numpy  # noqa: E402
 import ollama  # noqa: E402
+import openai  # noqa: E402
 import voyageai  # noqa: E402
 from haystack import Document  # noqa: E402
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder  # noqa: E402
@@ -66,6 +68,12 @@ from langchain_openai import OpenAIEmbeddings  # noqa: E402
 from libretranslatepy import LibreTranslateAPI  # noqa: E402
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding  # noqa: E402
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference  # noqa: E402
+from presidio_analyzer import AnalyzerEngine, RecognizerRegistry  # noqa: E402
+from presidio_analyzer.nlp_engine import NoOpNlpEngine  # noqa: E402
+from presidio_analyzer.predefined_recognizers import CreditCardRecognizer  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples/presidio"))
+from kivu_recognizer import KivuRecognizer  # noqa: E402
 
 
 def request(path, body=None):
@@ -85,6 +93,112 @@ class FrameworkTest(unittest.TestCase):
         found = numpy.asarray(found, dtype=numpy.float64)
         self.assertEqual(found.shape, expected.shape)
         self.assertLessEqual(float(numpy.abs(found - expected).max()), 1e-6)
+
+
+def entities(text, labels, **parameters):
+    """What the model finds, by its own route."""
+    return request("/models/ner-labels", {"inputs": text, "parameters": {"labels": labels, **parameters}})
+
+
+class Chat(FrameworkTest):
+    """Entities in the form of chat completions, as clients of NVIDIA's GLiNER service ask for them."""
+
+    TEXT = "My name is Wolfgang and I live in Jose\u0301 Town 👩\u200d👧 now"
+    LABELS = ["person", "city", "e-mail address"]
+
+    def setUp(self):
+        self.client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+
+    def ask(self, messages, model="ner-labels", **options):
+        answer = self.client.chat.completions.create(model=model, messages=messages, extra_body=options)
+        self.assertEqual((answer.object, answer.choices[0].finish_reason), ("chat.completion", "stop"))
+        self.assertGreater(answer.usage.prompt_tokens, 0)
+        self.assertEqual(answer.usage.completion_tokens, 0)
+        return json.loads(answer.choices[0].message.content)
+
+    def test_the_last_user_message_is_read(self):
+        messages = [
+            {"role": "system", "content": "Find names."},
+            {"role": "user", "content": "Ann"},
+            {"role": "assistant", "content": "{}"},
+            {"role": "user", "content": [{"type": "text", "text": self.TEXT}]},
+        ]
+        for flat in (True, False):
+            options = {"threshold": 0.2, "chunk_length": 384, "overlap": 128, "flat_ner": flat}
+            found = self.ask(messages, labels=self.LABELS, **options)
+            expected = entities(self.TEXT, self.LABELS, threshold=0.2, flat=flat)
+            self.assertEqual(found["total_entities"], len(expected))
+            self.assertGreater(len(expected), 1)
+            places = [(entity["label"], entity["start"], entity["end"], entity["score"]) for entity in found["entities"]]
+            own = [(entity["entity_group"], entity["start"], entity["end"], entity["score"]) for entity in expected]
+            self.assertEqual(places, own)
+            for entity in found["entities"]:
+                self.assertEqual(entity["text"], self.TEXT[entity["start"] : entity["end"]])
+            first = found["entities"][0]
+            self.assertIn(f"[{first['text']}]({first['label']})", found["tagged_text"])
+
+    def test_long_texts_are_read_in_windows(self):
+        text = f"{self.TEXT}. " * 9
+        found = self.ask([{"role": "user", "content": text}], labels=self.LABELS, threshold=0.2, flat_ner=True)
+        self.assertEqual(found["total_entities"], len(entities(text, self.LABELS, threshold=0.2, stride=13)))
+        self.assertGreater(found["entities"][-1]["start"], 300)
+
+    def test_default_labels_are_those_of_personal_data(self):
+        # A model whose second encoder reads labels, which do not count towards the text's limit.
+        found = self.ask([{"role": "user", "content": "Ann met Bob"}], model="ner-encoded-labels", threshold=0.1)
+        self.assertTrue({entity["label"] for entity in found["entities"]} & {"first_name", "email", "ssn", "age"})
+        with self.assertRaisesRegex(openai.APIStatusError, "the labels have [0-9]+ tokens"):
+            self.ask([{"role": "user", "content": "Ann"}])
+
+    def test_requests_for_generated_text_are_refused(self):
+        message = [{"role": "user", "content": "Ann"}]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+        for options in ({"stream": True}, {"n": 2}, {"tools": [tool]}, {"response_format": {"type": "json_object"}}):
+            with self.assertRaisesRegex(openai.UnprocessableEntityError, "generate no text"):
+                self.client.chat.completions.create(
+                    model="ner-labels", messages=message, extra_body={"labels": ["x"]}, **options
+                )
+        with self.assertRaisesRegex(openai.UnprocessableEntityError, "token-classification"):
+            self.client.chat.completions.create(model=MODEL, messages=message)
+        with self.assertRaisesRegex(openai.UnprocessableEntityError, "`user`"):
+            self.ask([{"role": "system", "content": "Ann"}], labels=["x"])
+
+
+class Presidio(FrameworkTest):
+    """The recognizer in examples/presidio."""
+
+    TEXT = "My name is Wolfgang, I live in Berlin and pay with 4111111111111111"
+    LABELS = {"PERSON": "person", "LOCATION": "city"}
+
+    def analyzer(self, **options):
+        registry = RecognizerRegistry([CreditCardRecognizer()], supported_languages=["en"])
+        recognizer = KivuRecognizer("ner-labels", self.LABELS, url=URL, threshold=0.3, **options)
+        registry.add_recognizer(recognizer)
+        engine = NoOpNlpEngine([{"lang_code": "en", "model_name": "none"}])
+        engine.load()
+        return AnalyzerEngine(registry=registry, nlp_engine=engine, supported_languages=["en"])
+
+    def test_presidio_finds_what_the_model_finds(self):
+        analyzer = self.analyzer()
+        found = analyzer.analyze(self.TEXT, language="en")
+        self.assertIn("CREDIT_CARD", {result.entity_type for result in found})
+        own = {(result.entity_type, result.start, result.end, result.score) for result in found}
+        names = {label: name for name, label in self.LABELS.items()}
+        expected = {
+            (names[entity["entity_group"]], entity["start"], entity["end"], entity["score"])
+            for entity in entities(self.TEXT, list(names), threshold=0.3, stride=12)
+        }
+        self.assertTrue(expected)
+        self.assertEqual({result for result in own if result[0] in self.LABELS}, expected)
+        only = analyzer.analyze(self.TEXT, language="en", entities=["PERSON"])
+        self.assertLessEqual({result.entity_type for result in only}, {"PERSON"})
+        self.assertEqual(analyzer.analyze(" ", language="en"), [])
+
+    def test_errors_do_not_contain_the_text(self):
+        recognizer = KivuRecognizer("no-such-model", self.LABELS, url=URL)
+        with self.assertRaisesRegex(RuntimeError, "no-such-model") as caught:
+            recognizer.analyze(self.TEXT)
+        self.assertNotIn("Wolfgang", str(caught.exception))
 
 
 class LangChain(FrameworkTest):

@@ -109,9 +109,15 @@ fn frameworks_work_unchanged() {
     let mut request = request(fixtures().join("models/tiny-bert"), folder.path().join("tiny"), None);
     request.name = Some("tiny".into());
     build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
-    let request =
-        crate::models::request(fixtures().join("fast_text/hs.bin"), folder.path().join("languages"), None);
-    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    for (name, fixture, precision) in [
+        ("languages", "fast_text/hs.bin", None),
+        ("ner-labels", "models/tiny-gliner", Some(Precision::Fp32)),
+        ("ner-encoded-labels", "models/tiny-gliner-bi", Some(Precision::Fp32)),
+    ] {
+        let mut request = self::request(fixtures().join(fixture), folder.path().join(name), precision);
+        request.name = Some(name.into());
+        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    }
     for name in ["rank", "translate-en-pt"] {
         symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();
     }

@@ -327,7 +327,14 @@ fn batch_with_words(backend: &dyn Backend) -> (Vec<Tensor>, usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn span_scores_are_those_of_onnx_runtime() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["tiny-gliner", "tiny-gliner-deep", "tiny-gliner in blocks"] {
+    let names = [
+        "tiny-gliner",
+        "tiny-gliner-deep",
+        "tiny-gliner in blocks",
+        "tiny-gliner-words",
+        "tiny-gliner-plain-words in blocks",
+    ];
+    for name in names {
         let Some(bundle) = build(name, folder.path()) else { return };
         assert_eq!(bundle.manifest().engine, Engine::Native);
         let session =
@@ -350,7 +357,9 @@ async fn span_scores_are_those_of_onnx_runtime() {
                 let part = word * labels * longest..(word + 1) * labels * longest;
                 let start = (index * 20 + word) * 3 * longest;
                 assert_eq!(found[part.clone()], whole[start..start + part.len()], "{name}: together");
-                for length in 0..longest.min(words - word) {
+                // The scores of spans that end after the text have no meaning.
+                let scores = if name.contains("words") { longest } else { longest.min(words - word) };
+                for length in 0..scores {
                     own.extend(found[part.clone()].iter().skip(length).step_by(longest));
                     others.extend(expected[part.clone()].iter().skip(length).step_by(longest));
                 }

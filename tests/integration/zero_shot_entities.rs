@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{Silent, fixtures, open, open_for, request, request_without_floor, runtime},
+    models::{Silent, fixtures, open, open_for, request, request_without_floor, runtime, serve},
     token_classifiers::{are_equal, batch, post},
 };
 
@@ -73,6 +73,90 @@ async fn with_a_projection() {
 #[tokio::test]
 async fn with_two_recurrent_layers() {
     compare("tiny-gliner-deep").await;
+}
+
+/// Scores of words instead of spans.
+#[tokio::test]
+async fn with_word_scores() {
+    compare("tiny-gliner-words").await;
+    compare("tiny-gliner-plain-words").await;
+}
+
+/// Labels that a second encoder reads.
+#[tokio::test]
+async fn with_an_encoder_for_labels() {
+    compare("tiny-gliner-bi").await;
+    compare("tiny-gliner-bi-words").await;
+}
+
+/// A label's vector does not depend on other labels, nor on whether it was computed before.
+#[tokio::test]
+async fn labels_are_read_once() {
+    let Some(runtime) = runtime() else { return };
+    for precision in [Precision::Fp32, Precision::Int8, Precision::Int8Blocks] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = fixtures().join("models/tiny-gliner-bi");
+        let out = folder.path().join("built");
+        let loose = request_without_floor(Task::TokenClassification, &source, out.clone(), Some(precision));
+        build(&loose, &|| Ok(runtime), &Silent).unwrap();
+        let ask = async |model: &Model, labels: &[&str]| {
+            let parameters =
+                json!({ "labels": labels, "threshold": 0.2, "flat": false, "multi_label": true });
+            let body = json!({ "inputs": [TEXT, "Ann met Bob"], "parameters": parameters });
+            let (status, answer) = post(model, &format!("/models/{}", model.name), &body).await;
+            assert_eq!(status, 200, "{answer}");
+            answer
+        };
+        let labels = ["person", "city", "e-mail address"];
+        let fresh = ask(&serve(&out).unwrap(), &labels).await;
+        let model = serve(&out).unwrap();
+        ask(&model, &["city"]).await;
+        ask(&model, &["e-mail address", "x", "city"]).await;
+        assert_eq!(ask(&model, &labels).await, fresh, "{precision}");
+        assert_eq!(ask(&model, &labels).await, fresh, "{precision}");
+        assert!(fresh[0].as_array().is_some_and(|entities| entities.len() > 2), "{fresh}");
+    }
+}
+
+#[tokio::test]
+async fn labels_beyond_the_limits_of_their_encoder() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_for(Task::TokenClassification, "tiny-gliner-bi-words", folder.path(), runtime).unwrap();
+    let path = format!("/models/{}", model.name);
+    // Labels do not count towards the text's limit. A label above its own limit is truncated, as in the package.
+    let long = "unaffordablenesses ".repeat(60);
+    let cut = format!("{long} x");
+    let (status, answer) =
+        post(&model, &path, &asked(TEXT, &json!({ "candidate_labels": [long.trim()] }))).await;
+    assert_eq!(status, 200, "{answer}");
+    let (_, same) = post(&model, &path, &asked(TEXT, &json!({ "candidate_labels": [cut] }))).await;
+    let scores = |answer: &Value| -> Vec<Value> {
+        answer.as_array().unwrap().iter().map(|entity| entity["score"].clone()).collect()
+    };
+    assert_eq!(scores(&answer), scores(&same));
+    let many: Vec<String> = (0..1024).map(|number| format!("label {number}")).collect();
+    let (status, answer) = post(&model, &path, &asked(TEXT, &json!({ "candidate_labels": many }))).await;
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = post(&model, &path, &asked(TEXT, &json!({ "candidate_labels": [" "] }))).await;
+    assert_eq!(
+        (status, answer["error"].as_str().unwrap()),
+        (422, "expected a label in `candidate_labels[0]`, but found an empty one")
+    );
+}
+
+#[test]
+fn models_without_the_files_of_the_label_encoder_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, fixture) = (folder.path().join("source"), fixtures().join("models/tiny-gliner-bi"));
+    fs::create_dir(&source).unwrap();
+    for file in ["model.safetensors", "gliner_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture.join(file), source.join(file)).unwrap();
+    }
+    let request = request(source, folder.path().join("bundle"), Some(Precision::Fp32));
+    let refusal = build(&request, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
+    insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder for labels in `labels_tokenizer`, next to `gliner_config.json`; copy `config.json`, `tokenizer.json` and `tokenizer_config.json` of `BAAI/bge-small-en-v1.5` there, or load the model with the Python package `gliner` and save it again with `save_pretrained`");
 }
 
 /// Published models lack the tokenizer and the encoder config, which come from DeBERTa v3.

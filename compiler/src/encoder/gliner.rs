@@ -8,8 +8,9 @@ use serde_json::{Map, Value, json};
 use super::{
     config::EncoderConfig,
     families,
+    gliner_config::{GLINER, LABELS_ENCODER, is_set, own_encoder},
     heads::OutputHeads,
-    source,
+    label_encoder, source,
     spans::{SPAN_LOGITS, SpanHead},
 };
 use crate::{
@@ -30,23 +31,29 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// Model settings.
-pub(crate) const GLINER: &str = "gliner_config.json";
-/// Default `model_type` for encoders.
-pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
 /// DeBERTa v3's SentencePiece model.
 const PIECES: &str = "spm.model";
 /// Tokenizer files, in order of preference.
 const TOKENIZERS: [&str; 2] = [TOKENIZER, PIECES];
 /// Prefix for encoder weights.
 const PREFIX: &str = "token_rep_layer.bert_layer.model.";
+/// Values of `span_mode`: for models that score spans by their first and last words, and for models that score words.
+const MARKERS: &str = "markerV0";
+const WORD_LEVEL: &str = "token_level";
 /// Maximum number of tokens if attention depends on distances only.
 const MAX_TOKENS: usize = 1024;
 /// Maximum head width, far above published models.
 const MAX_WIDTH: usize = 1 << 16;
+/// Values of `model_type`. `span_mode` and `labels_encoder` determine the kind.
+const KINDS: [&str; 5] = [
+    "gliner",
+    "gliner_uni_encoder_span",
+    "gliner_uni_encoder_token",
+    "gliner_bi_encoder_span",
+    "gliner_bi_encoder_token",
+];
 /// Fields that identify other kinds of GLiNER.
-const OTHER_KINDS: [(&str, &str); 4] = [
-    ("labels_encoder", "an encoder for labels (bi-encoder)"),
+const OTHER_KINDS: [(&str, &str); 3] = [
     ("labels_decoder", "a decoder that generates labels"),
     ("relations_layer", "relations"),
     ("span_encoder_config", "an encoder for spans"),
@@ -75,26 +82,40 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
         plan.encoder.as_ref().filter(|_| !is_own).unwrap_or(folder)
     };
     let of_tokenizer = place(&TOKENIZERS);
-    let tokenizer = tokenizer(&config, of_tokenizer)?;
+    let reads_labels = !is_set(&config, LABELS_ENCODER);
+    let tokenizer = tokenizer(&config, of_tokenizer, reads_labels)?;
     let mut encoder = encoder(&config, place(&[ConfigFile::NAME]))?;
-    let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
+    let mut weights = Weights::open(folder)?;
+    let labels = match reads_labels {
+        true => None,
+        false => {
+            // Such models have a recurrent layer that they do not use.
+            drop(weights.split_off("rnn."));
+            Some(label_encoder::open(&config, folder, &mut weights, width(&config)?)?)
+        }
+    };
+    let weights = weights.with_prefix(PREFIX, encoder.names.words);
     // The label tokens were added to the encoder's own vocabulary.
     let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
     encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
-    let settings = settings(&config, of_tokenizer, &encoder)?;
+    let (labels, label_settings) = labels.unzip();
+    let settings = ZeroShotEntitiesSettings {
+        label_encoder: label_settings,
+        ..settings(&config, of_tokenizer, &encoder, reads_labels)?
+    };
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: width(&config)?,
         longest: settings.max_entity_words,
-        recurrent_layers: config.get("num_rnn_layers")?.unwrap_or(1),
-        marker: marker(&config, &settings, &tokenizer)?,
+        recurrent_layers: if reads_labels { config.get("num_rnn_layers")?.unwrap_or(1) } else { 0 },
+        marker: if reads_labels { Some(marker(&config, &settings, &tokenizer)?) } else { None },
         max_tokens: settings.max_tokens,
     };
     let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
     let settings = EncoderSettings::ZeroShotEntities(settings);
-    source::of_parts(plan, source::Parts { config: encoder, weights, heads, settings, tokenizer })
+    source::of_parts(plan, source::Parts { config: encoder, weights, heads, settings, tokenizer, labels })
 }
 
 /// Refuses other kinds of GLiNER, and unsupported options that change results.
@@ -104,13 +125,13 @@ fn check(config: &ConfigFile) -> Result<()> {
     };
     if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
         return unsupported(
-            &format!("a model that scores word spans, without {kind},"),
+            &format!("a model that scores words or spans, without {kind},"),
             &format!("`{field}` {}", config.fields()[*field]),
         );
     }
     let texts = [
-        ("model_type", "gliner_uni_encoder_span", &["gliner", "gliner_uni_encoder_span"][..]),
-        ("span_mode", "markerV0", &["markerV0"]),
+        ("model_type", "gliner", &KINDS[..]),
+        ("span_mode", MARKERS, &[MARKERS, WORD_LEVEL]),
         ("subtoken_pooling", "first", &["first"]),
         ("words_splitter_type", "whitespace", &["whitespace"]),
     ];
@@ -132,18 +153,10 @@ fn check(config: &ConfigFile) -> Result<()> {
     }
 }
 
-fn is_set(config: &ConfigFile, field: &str) -> bool {
-    config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
-}
-
 /// Reads the encoder description.
 fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
-    let own: Option<Map<String, Value>> = config.get("encoder_config")?;
-    let file = match own {
-        Some(mut fields) => {
-            fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
-            ConfigFile::new(GLINER, fields)
-        }
+    let file = match own_encoder(config, "encoder_config")? {
+        Some(file) => file,
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
     };
     let mut encoder = families::of(&file, folder)?;
@@ -163,8 +176,8 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     Ok(encoder)
 }
 
-/// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens.
-fn tokenizer(config: &ConfigFile, folder: &Path) -> Result<Vec<u8>> {
+/// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens for labels.
+fn tokenizer(config: &ConfigFile, folder: &Path, reads_labels: bool) -> Result<Vec<u8>> {
     let pieces = folder.join(PIECES);
     let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
         true => SentencePieces::open(&pieces)?.deberta()?,
@@ -172,7 +185,7 @@ fn tokenizer(config: &ConfigFile, folder: &Path) -> Result<Vec<u8>> {
     };
     let [label_token, separator] = tokens(config)?;
     let tokenizer = Tokenizer::from_json(&file)?;
-    if tokenizer.id(&label_token).is_some() {
+    if !reads_labels || tokenizer.id(&label_token).is_some() {
         return Ok(file);
     }
     let invalid = |error| Error::model_because("cannot add tokens to the tokenizer", error);
@@ -210,25 +223,39 @@ fn incomplete(config: &ConfigFile, error: Error) -> Error {
     )
 }
 
-fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Result<ZeroShotEntitiesSettings> {
-    let token =
-        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
+fn settings(
+    config: &ConfigFile,
+    folder: &Path,
+    encoder: &EncoderConfig,
+    reads_labels: bool,
+) -> Result<ZeroShotEntitiesSettings> {
+    let [label_token, separator] = if reads_labels { tokens(config)? } else { Default::default() };
     let settings = ZeroShotEntitiesSettings {
         output: SPAN_LOGITS.to_owned(),
-        label_token: token("ent_token", "<<ENT>>")?,
-        separator: token("sep_token", "<<SEP>>")?,
-        max_entity_words: config.get("max_width")?.unwrap_or(12),
+        label_token,
+        separator,
+        label_encoder: None,
+        max_entity_words: match scores_words(config)? {
+            true => None,
+            false => Some(config.get("max_width")?.unwrap_or(12)),
+        },
         max_words: config.get("max_len")?.unwrap_or(384),
         max_tokens: max_tokens(folder, &encoder.facts)?,
     };
     // Each span length is a part of the graph.
-    if !(1..=256).contains(&settings.max_entity_words) || settings.max_words == 0 {
+    let width = settings.max_entity_words.unwrap_or(1);
+    if !(1..=256).contains(&width) || settings.max_words == 0 {
         return Err(Error::model(format!(
-            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {} and {}",
-            settings.max_entity_words, settings.max_words
+            "expected `max_width` from 1 to 256 and `max_len` above 0, but found {width} and {}",
+            settings.max_words
         )));
     }
     Ok(settings)
+}
+
+/// Whether the model scores words, not spans.
+fn scores_words(config: &ConfigFile) -> Result<bool> {
+    Ok(config.get::<String>("span_mode")?.is_some_and(|mode| mode == WORD_LEVEL))
 }
 
 /// Reads the head width.
@@ -273,12 +300,11 @@ mod tests {
             check(&ConfigFile::new(GLINER, config.as_object().cloned().unwrap())).unwrap_err().to_string()
         };
         let refusals = [
-            refusal("labels_encoder", json!("BAAI/bge-small-en-v1.5")),
             refusal("labels_decoder", json!("gpt2")),
             refusal("relations_layer", json!("biaffine")),
             refusal("span_encoder_config", json!({ "type": "transformer" })),
-            refusal("model_type", json!("gliner_uni_encoder_token")),
-            refusal("span_mode", json!("token_level")),
+            refusal("model_type", json!("gliner_uni_encoder_token_relex")),
+            refusal("span_mode", json!("markerV1")),
             refusal("subtoken_pooling", json!("mean")),
             refusal("words_splitter_type", json!("spacy")),
             refusal("fuse_layers", json!(true)),
@@ -286,12 +312,11 @@ mod tests {
             refusal("post_fusion_schema", json!("l2l-l2t")),
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected a model that scores word spans, without an encoder for labels (bi-encoder), in `gliner_config.json`, but found `labels_encoder` "BAAI/bge-small-en-v1.5"
-        expected a model that scores word spans, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
-        expected a model that scores word spans, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
-        expected a model that scores word spans, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
-        expected `model_type` `gliner`, `gliner_uni_encoder_span` in `gliner_config.json`, but found `gliner_uni_encoder_token`
-        expected `span_mode` `markerV0` in `gliner_config.json`, but found `token_level`
+        expected a model that scores words or spans, without a decoder that generates labels, in `gliner_config.json`, but found `labels_decoder` "gpt2"
+        expected a model that scores words or spans, without relations, in `gliner_config.json`, but found `relations_layer` "biaffine"
+        expected a model that scores words or spans, without an encoder for spans, in `gliner_config.json`, but found `span_encoder_config` {"type":"transformer"}
+        expected `model_type` `gliner`, `gliner_uni_encoder_span`, `gliner_uni_encoder_token`, `gliner_bi_encoder_span`, `gliner_bi_encoder_token` in `gliner_config.json`, but found `gliner_uni_encoder_token_relex`
+        expected `span_mode` `markerV0`, `token_level` in `gliner_config.json`, but found `markerV1`
         expected `subtoken_pooling` `first` in `gliner_config.json`, but found `mean`
         expected `words_splitter_type` `whitespace` in `gliner_config.json`, but found `spacy`
         expected `fuse_layers` false in `gliner_config.json`, but found true

@@ -9,17 +9,22 @@ mod distance_tables;
 mod distances;
 mod families;
 mod gliner;
+mod gliner_config;
 mod graph;
 mod heads;
+mod label_encoder;
 mod source;
 mod spans;
 mod vectors;
+mod word_scores;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
-    gliner::{DEFAULT_ENCODER, GLINER, is_gliner, missing_encoder, open_gliner},
+    gliner::{is_gliner, missing_encoder, open_gliner},
+    gliner_config::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG},
     graph::LOGITS,
+    label_encoder::FOLDER as LABELS_TOKENIZER,
     source::{open, text_settings, token_settings},
     vectors::HEADS,
 };

@@ -17,7 +17,7 @@ use crate::{
     module_list::has_pooling,
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens},
-    source::{EncoderSettings, MODEL, Source, TaskSettings},
+    source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
     token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
     weights::Weights,
 };
@@ -82,7 +82,10 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Embedding(settings), heads)
         }
     };
-    Ok(Source { files, ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer })? })
+    Ok(Source {
+        files,
+        ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer, labels: None })?
+    })
 }
 
 /// An encoder model's parts.
@@ -93,16 +96,31 @@ pub(super) struct Parts {
     pub(super) settings: EncoderSettings,
     /// A `tokenizer.json`.
     pub(super) tokenizer: Vec<u8>,
+    /// The encoder that reads labels, in models that have one.
+    pub(super) labels: Option<LabelParts>,
+}
+
+/// A second encoder in a bundle.
+pub(super) struct LabelParts {
+    pub(super) config: EncoderConfig,
+    pub(super) weights: Weights,
+    pub(super) heads: OutputHeads,
+    /// A `tokenizer.json`.
+    pub(super) tokenizer: Vec<u8>,
 }
 
 /// Builds an encoder source; its graph is written for the plan's engine.
 pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
-    let Parts { config, weights, heads, settings, tokenizer } = parts;
+    let Parts { config, weights, heads, settings, tokenizer, labels } = parts;
     if let Positions::TableAfter { padding } = config.positions {
         has_positions(&tokenizer, padding)?;
     }
     let facts = &config.facts;
-    let suits_native_engine = config.suits_native_engine() && heads.suit_native_engine();
+    let suits_native_engine = config.suits_native_engine()
+        && heads.suit_native_engine()
+        && labels
+            .as_ref()
+            .is_none_or(|labels| labels.config.suits_native_engine() && labels.heads.suit_native_engine());
     let engine = match plan.engine {
         EngineChoice::Onnx => Engine::Onnx,
         EngineChoice::Auto | EngineChoice::Native if suits_native_engine => Engine::Native,
@@ -126,12 +144,16 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         sha256: weights.sha256.clone(),
         settings: TaskSettings::Encoder(settings),
         tokenizer,
-        files: Vec::new(),
+        files: labels.iter().map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone())).collect(),
         is_quantized: false,
         engine: if plan.precision == Precision::Fp32 { Engine::Onnx } else { engine },
         graphs: Box::new(move |precision| {
             let engine = if precision == Precision::Fp32 { Engine::Onnx } else { engine };
-            Ok(vec![(MODEL, graph(&config, &weights, &heads, precision, engine)?)])
+            let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, precision, engine)?)];
+            if let Some(LabelParts { config, weights, heads, .. }) = &labels {
+                graphs.push((LABELS, graph(config, weights, heads, precision, engine)?));
+            }
+            Ok(graphs)
         }),
     })
 }

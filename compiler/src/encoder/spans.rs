@@ -1,17 +1,22 @@
-//! GLiNER's head: a score for each word span and each label in front of the text.
+//! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
+//! or another model computes their vectors.
 //!
 //! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
 //! the sum of two vectors, for its first and last word, and a product with each label.
 
-use kivu_engine::kernel::LANES;
+use kivu_engine::{kernel::LANES, program::WORD_SCORES};
 
+use super::word_scores;
 use crate::{
     layers::Layers,
     onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, string},
     quantize::transpose,
 };
-use kivu::error::{Error, Result};
+use kivu::{
+    backend::LABEL_VECTORS,
+    error::{Error, Result},
+};
 
 /// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";
@@ -25,19 +30,18 @@ pub(super) struct SpanHead {
     pub(super) encoder_width: usize,
     /// Width of the head's vectors; a layer projects to it if it differs.
     pub(super) width: usize,
-    /// Maximum number of words in a span.
-    pub(super) longest: usize,
+    /// Maximum number of words in a span; `None` if words are scored, not spans.
+    pub(super) longest: Option<usize>,
     /// Number of LSTM layers between encoder and spans.
     pub(super) recurrent_layers: usize,
-    /// Token id before each label.
-    pub(super) marker: u32,
+    /// Token id before each label; `None` if another model reads the labels.
+    pub(super) marker: Option<u32>,
     /// Maximum number of tokens, and therefore of words and labels.
     pub(super) max_tokens: usize,
 }
 
 /// Constants of a span graph, in the order in which the native engine reads them.
 struct Constants {
-    marker: Value,
     /// The layers on markers' vectors, with their biases.
     prompt: [Value; 4],
     /// The last span layer.
@@ -53,10 +57,10 @@ impl SpanHead {
         self.width.is_multiple_of(LANES)
     }
 
-    /// Writes span logits by first word, label and word count. Logits for spans that end beyond the text have no
-    /// meaning.
+    /// Writes logits by word and label: for the spans that begin with the word, by word count, or for the word as the
+    /// first, the last and any word of an entity. Logits for spans that end beyond the text have no meaning.
     pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
-        let Self { encoder_width, width, longest, .. } = *self;
+        let Self { encoder_width, width, .. } = *self;
         let words = layers.graph.input(WORDS, &["batch", "sequence"]);
         let mut tokens = tokens.clone();
         if width != encoder_width {
@@ -69,46 +73,71 @@ impl SpanHead {
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
-        let Constants { marker, prompt, last, start, end } = self.constants(layers)?;
+        let (logits, count) = match self.longest {
+            Some(longest) => (self.spans(layers, [&tokens, ids, &vectors, &words], longest)?, longest),
+            None => (self.word_scores(layers, [&tokens, ids, &vectors, &words])?, WORD_SCORES),
+        };
+        let axes = [any("batch"), any("words"), any("labels"), fixed(count)];
+        layers.graph.output(&logits, SPAN_LOGITS, axes);
+        Ok(())
+    }
+
+    fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], longest: usize) -> Result<Value> {
+        let Constants { prompt, last, start, end } = self.constants(layers)?;
         let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
         let [p0, p1, p2, p3] = &prompt;
         let [l0, l1] = &last;
         let [s0, s1, s2, s3, s4, s5] = &start;
         let [e0, e1, e2, e3, e4] = &end;
-        let inputs = [
-            &tokens,
-            ids,
-            &vectors,
-            &words,
-            &marker,
-            &longest_span,
-            p0,
-            p1,
-            p2,
-            p3,
-            l0,
-            l1,
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            s5,
-            e0,
-            e1,
-            e2,
-            e3,
-            e4,
-        ];
-        let logits = layers.graph.function("Spans", inputs, |graph, inputs| self.logits(graph, inputs));
-        let axes = [any("batch"), any("words"), any("labels"), fixed(longest)];
-        layers.graph.output(&logits, SPAN_LOGITS, axes);
-        Ok(())
+        let constants = [&longest_span, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4];
+        Ok(self.call::<18, 23, 21>(layers, "Spans", inputs, constants, |graph, inputs, constants| {
+            self.logits(graph, inputs, constants, longest)
+        }))
+    }
+
+    fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
+        let constants = word_scores::constants(layers, self.width)?;
+        Ok(self.call::<14, 19, 17>(
+            layers,
+            "WordScores",
+            inputs,
+            constants.each_ref(),
+            |graph, [labels, vectors, _], constants| word_scores::logits(graph, [vectors, labels], constants),
+        ))
+    }
+
+    /// Calls the function `name`, whose body gets label vectors, word vectors and word numbers: with the labels in front of
+    /// the text, or as `Labelled…` with label vectors as a graph input. `MARKED` and `LABELLED` are both functions' input
+    /// counts.
+    fn call<const CONSTANTS: usize, const MARKED: usize, const LABELLED: usize>(
+        &self,
+        layers: &mut Layers<'_>,
+        name: &str,
+        [tokens, ids, vectors, words]: [&Value; 4],
+        constants: [&Value; CONSTANTS],
+        body: impl Fn(&mut GraphBuilder, [&Value; 3], [&Value; CONSTANTS]) -> Value,
+    ) -> Value {
+        let Some(marker) = self.marker else {
+            let axes = [any("batch"), any("labels"), fixed(self.width)];
+            let labels = layers.graph.float_input(LABEL_VECTORS, axes);
+            let own = [&labels, vectors, words];
+            let inputs: [&Value; LABELLED] = joined(&own, &constants);
+            return layers.graph.function(&format!("Labelled{name}"), inputs, |graph, inputs| {
+                body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
+            });
+        };
+        let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
+        let own = [tokens, ids, vectors, words, &marker];
+        let inputs: [&Value; MARKED] = joined(&own, &constants);
+        layers.graph.function(name, inputs, |graph, inputs| {
+            let [tokens, ids, vectors, words, marker]: [&Value; 5] = joined(&inputs[..5], &[]);
+            let labels = self.labels(graph, [tokens, ids, marker]);
+            body(graph, [&labels, vectors, words], joined(&[], &inputs[5..]))
+        })
     }
 
     fn constants(&self, layers: &mut Layers<'_>) -> Result<Constants> {
         let (width, wide) = (self.width, 4 * self.width);
-        let marker = layers.graph.integers("label_marker", &[i64::from(self.marker)]);
         let prompt = two_layers(layers, "prompt_rep_layer", width)?;
         let name = "span_rep_layer.span_rep_layer.out_project.3";
         let weight = layers.weights.take_whole(&format!("{name}.weight"), &[width, wide])?;
@@ -130,16 +159,19 @@ impl SpanHead {
         let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
         let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
         let (start, end) = ([s0, s1, s2, s3, start, bias], [e0, e1, e2, e3, end]);
-        Ok(Constants { marker, prompt, last, start, end })
+        Ok(Constants { prompt, last, start, end })
     }
 
-    fn logits(&self, graph: &mut GraphBuilder, inputs: [&Value; 23]) -> Value {
-        let [tokens, ids, vectors, words, marker, _, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] =
-            inputs;
+    fn logits(
+        &self,
+        graph: &mut GraphBuilder,
+        [labels, vectors, words]: [&Value; 3],
+        constants: [&Value; 18],
+        longest: usize,
+    ) -> Value {
+        let [_, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] = constants;
         let [s0, s1, s2, s3, s4, s5] = start;
-        let markers = self.numbers_of_markers(graph, ids, marker);
-        let (labels, _) = self.numbered(graph, tokens, &markers);
-        let labels = apply_two(graph, &labels, [p0, p1, p2, p3]);
+        let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
         let [labels, biases] = [l0, l1].map(|factor| {
             let product = graph.node("MatMul", &[&labels, factor], vec![]);
             graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
@@ -155,7 +187,7 @@ impl SpanHead {
         let last_axis = graph.integers("last_axis", &[-1]);
         let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
         let mut of_lengths = Vec::new();
-        for length in 0..self.longest {
+        for length in 0..longest {
             let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
             let ends_at = graph.node("Add", &[&indexes, &offset], vec![]);
             let ends_at = graph.node("Min", &[&ends_at, &last], vec![]);
@@ -167,6 +199,12 @@ impl SpanHead {
             of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
         }
         graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)])
+    }
+
+    /// Label vectors: the marker tokens'.
+    fn labels(&self, graph: &mut GraphBuilder, [tokens, ids, marker]: [&Value; 3]) -> Value {
+        let markers = self.numbers_of_markers(graph, ids, marker);
+        self.numbered(graph, tokens, &markers).0
     }
 
     /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
@@ -304,4 +342,9 @@ fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value;
     let wide = graph.node("Relu", &[&wide], vec![]);
     let product = graph.node("MatMul", &[&wide, w1], vec![]);
     graph.node("Add", &[&product, b1], vec![])
+}
+
+/// Both lists as one array of `COUNT` values.
+fn joined<'a, const COUNT: usize>(first: &[&'a Value], second: &[&'a Value]) -> [&'a Value; COUNT] {
+    std::array::from_fn(|place| first.get(place).copied().unwrap_or_else(|| second[place - first.len()]))
 }

@@ -194,7 +194,7 @@ fn is_settings(path: &str) -> bool {
         Some((
             folder,
             "config.json" | "tokenizer.json" | "tokenizer_config.json" | "sentence_bert_config.json",
-        )) => is_module(folder),
+        )) => is_module(folder) || folder == encoder::LABELS_TOKENIZER,
         Some(_) => false,
     }
 }

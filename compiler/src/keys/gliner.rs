@@ -19,6 +19,7 @@ pub(super) const GLINER: Rules = Rules {
         "hidden_size",
         "labels_decoder",
         "labels_encoder",
+        "labels_encoder_config",
         "max_len",
         "max_width",
         "model_name",

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
-    encoder::{DEFAULT_ENCODER, GLINER},
+    encoder::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER},
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
@@ -141,13 +141,15 @@ impl Walk<'_> {
     /// Checks GLiNER's settings, and its encoder's.
     fn gliner(&mut self, plan: &Plan) -> Result<()> {
         let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else { return Ok(()) };
-        if let Some(mut encoder_fields) = fields.get("encoder_config").and_then(Value::as_object).cloned() {
-            encoder_fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
-            let config = ConfigFile::new(GLINER, encoder_fields);
-            if let Some(rules) = encoder(&config) {
-                self.check(format!("{GLINER}: encoder_config"), config.fields().clone(), &[rules])?;
-            }
-        } else {
+        let of_labels = self.root.join(LABELS_TOKENIZER);
+        if !self.gliner_encoder(&fields, LABELS_ENCODER_CONFIG)?
+            && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
+            && let Some(rules) = encoder(&config)
+        {
+            self.check_file(&of_labels.join(ConfigFile::NAME), &[rules])?;
+        }
+        self.tokenizer(&of_labels, Kind::Gliner)?;
+        if !self.gliner_encoder(&fields, "encoder_config")? {
             let folders = [Some(&plan.folder), plan.encoder.as_ref()].into_iter().flatten();
             if let Some(folder) = folders.into_iter().find(|folder| folder.join(ConfigFile::NAME).is_file())
                 && let config = ConfigFile::open(folder)?
@@ -157,6 +159,17 @@ impl Walk<'_> {
             }
         }
         self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
+    }
+
+    /// Checks an encoder's settings inside GLiNER's, if they are there.
+    fn gliner_encoder(&mut self, fields: &Map<String, Value>, field: &str) -> Result<bool> {
+        let Some(mut own) = fields.get(field).and_then(Value::as_object).cloned() else { return Ok(false) };
+        own.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+        let config = ConfigFile::new(GLINER, own);
+        if let Some(rules) = encoder(&config) {
+            self.check(format!("{GLINER}: {field}"), config.fields().clone(), &[rules])?;
+        }
+        Ok(true)
     }
 
     /// Checks task settings in `config.json`.

@@ -31,6 +31,7 @@ use kivu::{
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors, VectorKind,
         },
+        label_vectors::LabelEncoder,
         multi_vector::MultiVectorSettings,
         pooling::normalize,
         roles::TextRole,
@@ -77,12 +78,14 @@ pub(crate) struct EncoderParts<'a> {
     pub(crate) runtime: Runtime,
     pub(crate) tokenizer: &'a Arc<Tokenizer>,
     pub(crate) settings: &'a EncoderSettings,
+    /// For labels, if another model reads them.
+    pub(crate) labels: Option<&'a Arc<Tokenizer>>,
 }
 
 impl ServedEncoder {
     /// Opens the graph in `folder`.
     pub(crate) fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
-        let backend = open_graph(parts.runtime, folder, engine)?;
+        let backend = open_graph(parts.runtime, &folder.join(MODEL), engine)?;
         let tokenizer = Arc::clone(parts.tokenizer);
         Ok(match parts.settings.clone() {
             EncoderSettings::Embedding(settings) => {
@@ -95,7 +98,13 @@ impl ServedEncoder {
                 Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, backend, settings)?)
             }
             EncoderSettings::ZeroShotEntities(settings) => {
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, backend, settings)?)
+                let labels = settings.label_encoder.as_ref().zip(parts.labels);
+                let labels = labels.map(|(settings, tokenizer)| {
+                    let backend = open_graph(parts.runtime, &folder.join(&settings.graph), engine)?;
+                    LabelEncoder::new(Arc::clone(tokenizer), backend, settings)
+                });
+                let labels = labels.transpose()?;
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, backend, settings, labels)?)
             }
         })
     }
@@ -233,14 +242,14 @@ fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
 }
 
 /// Opens an encoder's graph in an engine, on all CPUs.
-fn open_graph(runtime: Runtime, folder: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
-    let path = folder.join(MODEL);
+fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     if engine == Engine::Onnx {
-        return Ok(Arc::new(OnnxBackend::open(runtime, &path, threads)?));
+        return Ok(Arc::new(OnnxBackend::open(runtime, path, threads)?));
     }
-    let graph = files::read(&path)?;
-    let weights = WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), folder.join(name)));
+    let graph = files::read(path)?;
+    let weights =
+        WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), path.with_file_name(name)));
     let weights = WeightFiles::map(weights, Arc::default())?;
     Ok(match TableModel::is_in(&graph)? {
         true => Arc::new(TableBackend::new(TableModel::open(&graph, weights)?, threads)),

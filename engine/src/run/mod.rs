@@ -12,7 +12,7 @@ mod task;
 use std::{
     num::NonZeroUsize,
     ops::Range,
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use crate::{
@@ -43,12 +43,14 @@ pub struct Token {
 }
 
 /// A text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Text {
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// Length of the prefix that all tokens attend to. Later tokens are computed, but no other token depends on them.
     pub attended: usize,
+    /// Concatenated label vectors, in models that take them.
+    pub labels: Arc<[f32]>,
 }
 
 /// Packed texts and their values.
@@ -59,6 +61,8 @@ pub struct Run {
     texts: Vec<Range<usize>>,
     /// Attended token range per text.
     attended: Vec<Range<usize>>,
+    /// Label vectors per text.
+    labels: Vec<Arc<[f32]>>,
     /// Attention tasks: a text, and a range of its heads.
     heads: Vec<HeadTask>,
     block_rows: usize,
@@ -94,11 +98,12 @@ impl Program {
         mut values: Values,
     ) -> Run {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
-        let mut attended = Vec::new();
-        for Text { tokens: text, attended: count } in texts {
+        let (mut attended, mut labels) = (Vec::new(), Vec::new());
+        for Text { tokens: text, attended: count, labels: vectors } in texts {
             let parts = text.len().div_ceil(TOKENS_PER_TASK).next_multiple_of(threads.get());
             let parts = parts.min(MAX_TASKS_PER_TEXT);
             heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
+            labels.push(Arc::clone(vectors));
             attended.push(tokens.len()..tokens.len() + text.len().min(*count));
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
@@ -122,7 +127,7 @@ impl Program {
                 }
             }
         }
-        Run { tokens, texts: ranges, attended, heads, block_rows, values }
+        Run { tokens, texts: ranges, attended, labels, heads, block_rows, values }
     }
 
     /// Memory for values, scratch buffers and rotary tables in a run with one text of `tokens` tokens, in bytes.

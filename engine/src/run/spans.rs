@@ -1,4 +1,4 @@
-//! The scores of a text's word spans.
+//! Scores for a text's words or word spans.
 
 use super::{Run, Scratch};
 use crate::{
@@ -28,11 +28,14 @@ pub(super) fn score_spans<K: Kernel>(
                 let word = &mut buffers.words[word * head.width..][..head.width];
                 word.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
             }
-            if token.id == head.marker {
+            if head.marker == Some(token.id) {
                 buffers.labels.extend_from_slice(row);
             }
         }
     });
+    if head.marker.is_none() {
+        buffers.labels.extend_from_slice(&run.labels[text]);
+    }
     let mut out = run.part_mut(program.values[head.out].slot, text);
     head.score(kernel, buffers, &mut out);
 }

@@ -1,6 +1,7 @@
-//! OpenAI's routes, and Jina's for ranking.
+//! OpenAI's routes, with NVIDIA's for entities, and Jina's for ranking.
 
 use crate::api::{
+    chat::{self, ChatCompletion, ChatRequest},
     dialect::Dialect,
     openai::{self, EmbeddingsRequest, EmbeddingsResponse},
     ranking::{self, DocumentsRequest, JinaResponse},
@@ -9,12 +10,13 @@ use crate::api::{
 
 pub(super) const OPENAI: Api = Api {
     name: "OpenAI",
-    description: "Embeddings in the OpenAI, Voyage and Jina APIs.",
+    description: "Embeddings in the OpenAI, Voyage and Jina APIs, and entities in NVIDIA's form.",
     dialect: Dialect::OpenAi,
     prefix: Some("/v1/"),
     routes: &[
         EMBEDDINGS,
         EMBEDDINGS.at("/embeddings", "tei_embeddings").summary("Embed texts, as `/v1/embeddings` does"),
+        CHAT,
         get!("/v1/models", "models", openai::models, "List the models").response::<openai::ModelList>(
             "The served models.",
             r#"{"data": [{"created": 0, "id": "minilm", "object": "model", "owned_by": "kivu"}], "object": "list"}"#,
@@ -40,6 +42,21 @@ pub(super) const JINA: Api = Api {
         )
         .runs(Runs::Model)],
 };
+
+const CHAT: Route = post!(
+    "/v1/chat/completions",
+    "chat_completions",
+    chat::completions,
+    "Find entities, in the form of chat completions"
+)
+.request::<ChatRequest>(
+    r#"{"flat_ner": true, "labels": ["first_name", "city"], "messages": [{"content": "My name is Sarah and I live in London", "role": "user"}], "threshold": 0.5}"#,
+)
+.response::<ChatCompletion<'static>>(
+    "The entities as JSON in the message's content, as in NVIDIA's service for GLiNER.",
+    r#"{"choices": [{"finish_reason": "stop", "index": 0, "message": {"content": "{\"total_entities\":1,\"entities\":[{\"text\":\"Sarah\",\"label\":\"first_name\",\"start\":11,\"end\":16,\"score\":0.98}],\"tagged_text\":\"My name is [Sarah](first_name) and I live in London\"}", "role": "assistant"}}], "created": 1790000000, "id": "chatcmpl-6a4e3b0c", "model": "gliner", "object": "chat.completion", "usage": {"completion_tokens": 0, "prompt_tokens": 17, "total_tokens": 17}}"#,
+)
+.runs(Runs::Model);
 
 const EMBEDDINGS: Route = post!("/v1/embeddings", "embeddings", openai::embeddings, "Embed texts")
     .request::<EmbeddingsRequest>(r#"{"dimensions": 4, "input": "What is deep learning?", "model": "minilm"}"#)

@@ -20,7 +20,7 @@ use super::{
     weights::{self, Buffer},
 };
 use crate::{
-    backend::{MappedFiles, Signature},
+    backend::{LABEL_VECTORS, MappedFiles, Signature},
     error::{Error, Result},
     onnx_proto::ModelProto,
     tensor::{Elements, Tensor},
@@ -29,8 +29,8 @@ use crate::{
 /// One text's rows per output.
 pub(super) type TextOutputs = Vec<Vec<f32>>;
 
-/// A graph's weight files.
-#[derive(Debug, Default)]
+/// The weight files of one or several graphs.
+#[derive(Clone, Debug, Default)]
 pub struct WeightFiles {
     pub(super) files: BTreeMap<String, Bytes>,
     pub(super) mapped: Arc<MappedFiles>,
@@ -134,7 +134,9 @@ impl NativeModel {
     pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
         self.signature.check_inputs(inputs)?;
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
-        if let Some(other) = inputs.iter().find(|input| input.shape() != shape) {
+        let labels = self.place(LABEL_VECTORS);
+        let mut of_tokens = inputs.iter().enumerate().filter(|(place, _)| Some(*place) != labels);
+        if let Some((_, other)) = of_tokens.find(|(_, input)| input.shape() != shape) {
             return Err(Error::invalid(format!(
                 "expected inputs of the same shape, but found {shape:?} and {:?}",
                 other.shape()
@@ -149,12 +151,35 @@ impl NativeModel {
                 "expected texts of at least one token, but found texts without tokens",
             ));
         }
+        let labels = self.labels(inputs, rows)?;
         let row = |row: usize| {
             let part = row * columns..(row + 1) * columns;
             let [types, mask] = [types, mask].map(|values| values.map(|values| &values[part.clone()]));
-            self.tokens(&ids[part], types, mask)
+            let labels = labels.as_ref().map(|labels| Arc::clone(&labels[row])).unwrap_or_default();
+            Ok(Text { labels, ..self.tokens(&ids[part], types, mask)? })
         };
         (0..rows).map(row).collect()
+    }
+
+    /// Label vectors per row, if the model takes them.
+    fn labels(&self, inputs: &[Tensor], rows: usize) -> Result<Option<Vec<Arc<[f32]>>>> {
+        let Some(input) = self.place(LABEL_VECTORS).and_then(|place| inputs.get(place)) else {
+            return Ok(None);
+        };
+        match (input.shape(), input.as_fp32()) {
+            (&[found, labels, width], Some(values)) if found == rows => {
+                let size = labels * width;
+                Ok(Some((0..rows).map(|row| Arc::from(&values[row * size..][..size])).collect()))
+            }
+            (shape, _) => Err(Error::invalid(format!(
+                "expected vectors of labels for {rows} texts in `{LABEL_VECTORS}`, but found shape {shape:?}"
+            ))),
+        }
+    }
+
+    /// The index of the input `name`, if the model has it.
+    fn place(&self, name: &str) -> Option<usize> {
+        self.signature.inputs.iter().position(|input| input.name == name)
     }
 
     /// A text's tokens from its ids, types and mask. Masked tokens are dropped, since no other token attends to them; a
@@ -203,7 +228,7 @@ impl NativeModel {
                 tokens.len()
             )));
         }
-        Ok(Text { tokens, attended })
+        Ok(Text { tokens, attended, labels: Arc::default() })
     }
 
     /// Token count up to the last unmasked token, after which masked tokens get vectors too. Equals the mask length if
@@ -235,8 +260,9 @@ impl NativeModel {
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
-        if let Some(head) = self.program.spans(value) {
-            return self.span_scores(inputs, head.longest, outputs.iter().map(|outputs| &outputs[place][..]));
+        if self.program.spans(value).is_some() {
+            let width = self.program.values[value].width;
+            return self.span_scores(inputs, width, outputs.iter().map(|outputs| &outputs[place][..]));
         }
         let value = self.program.values[value];
         let (width, has_tokens) = (value.width, value.per == Per::Token);
@@ -262,11 +288,11 @@ impl NativeModel {
         Tensor::new(shape, Elements::Fp32(values))
     }
 
-    /// Joins texts' scores by word, label and length into a batch; zeros where a text has fewer words or labels.
+    /// Joins texts' scores, `width` per word and label, into a batch; zeros where a text has fewer words or labels.
     fn span_scores<'a>(
         &self,
         inputs: &[Tensor],
-        longest: usize,
+        width: usize,
         outputs: impl Iterator<Item = &'a [f32]>,
     ) -> Result<Tensor> {
         let columns = inputs.first().and_then(|input| input.shape().last().copied()).unwrap_or(0).max(1);
@@ -280,25 +306,24 @@ impl NativeModel {
         // Words, labels and scores of each text.
         let texts: Vec<(usize, usize, &[f32])> = words
             .zip(outputs)
-            .map(|(words, scores)| (words, scores.len() / (words * longest).max(1), scores))
+            .map(|(words, scores)| (words, scores.len() / (words * width).max(1), scores))
             .collect();
         let most_words = texts.iter().map(|(words, ..)| *words).max().unwrap_or(0);
         let most_labels = texts.iter().map(|(_, labels, _)| *labels).max().unwrap_or(0);
-        let mut values = vec![0.0; texts.len() * most_words * most_labels * longest];
+        let mut values = vec![0.0; texts.len() * most_words * most_labels * width];
         for (text, (_, labels, scores)) in texts.iter().enumerate().filter(|(_, (_, labels, _))| *labels > 0)
         {
-            for (word, scores) in scores.chunks_exact(labels * longest).enumerate() {
-                let start = (text * most_words + word) * most_labels * longest;
+            for (word, scores) in scores.chunks_exact(labels * width).enumerate() {
+                let start = (text * most_words + word) * most_labels * width;
                 values[start..start + scores.len()].copy_from_slice(scores);
             }
         }
-        Tensor::new(vec![texts.len(), most_words, most_labels, longest], Elements::Fp32(values))
+        Tensor::new(vec![texts.len(), most_words, most_labels, width], Elements::Fp32(values))
     }
 
     /// The input `name`, if the model has it.
     fn input<'a>(&self, inputs: &'a [Tensor], name: &str) -> Option<&'a [i64]> {
-        let index = self.signature.inputs.iter().position(|input| input.name == name)?;
-        match inputs.get(index)?.elements() {
+        match inputs.get(self.place(name)?)?.elements() {
             Elements::Int64(values) => Some(values),
             _ => None,
         }

@@ -425,7 +425,7 @@ mod tests {
 
     fn call(tokens: usize) -> (Call, oneshot::Receiver<Result<Outputs>>) {
         let token = Token { id: 0, type_id: 0, position: 0 };
-        let texts = vec![Text { tokens: vec![token; tokens], attended: tokens }];
+        let texts = vec![Text { tokens: vec![token; tokens], attended: tokens, labels: Arc::default() }];
         let (outputs, received) = oneshot::channel();
         let deadline = Deadline::within(Duration::from_secs(3600));
         (Call { texts, deadline, queued: QueuedBatch::default(), outputs }, received)
@@ -492,7 +492,8 @@ mod tests {
     async fn calls_that_arrive_together_are_queued() {
         let workers = Workers { shared: Arc::new(Shared::new(model())) };
         workers.shared.lock().idle = 1;
-        let text = || vec![Text { tokens: vec![Token { id: 0, type_id: 0, position: 0 }], attended: 1 }];
+        let token = Token { id: 0, type_id: 0, position: 0 };
+        let text = || vec![Text { tokens: vec![token], attended: 1, labels: Arc::default() }];
         let deadline = Deadline::within(Duration::from_secs(3600));
         workers.run(text(), deadline).await.unwrap();
         let together = async { futures::join!(workers.run(text(), deadline), workers.run(text(), deadline)) };

@@ -139,7 +139,8 @@ impl RemoteGenerator {
             Ok(Encoding { type_ids: vec![0; ids.len()], ids, ..Encoding::default() })
         };
         let encodings = rows.iter().map(encoding).collect::<Result<Vec<_>>>()?;
-        let batch: Vec<_> = encodings.iter().map(|encoding| Sequence { encoding, text: None }).collect();
+        let batch: Vec<_> =
+            encodings.iter().map(|encoding| Sequence { encoding, text: None, labels: None }).collect();
         let padding_id = u32::try_from(settings.pad_token_id).unwrap_or(0);
         let inputs = self.inputs.tensors(&batch, padding_id)?;
         let mut options = request.config.options();

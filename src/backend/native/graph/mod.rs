@@ -24,7 +24,7 @@ use kivu_engine::{
 pub(super) use self::constants::data;
 use super::stages::{Operation, assign_slots, divide};
 use crate::{
-    backend::{Signature, TensorSpec},
+    backend::{LABEL_VECTORS, Signature, TensorSpec},
     error::{Error, Result},
     onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
     tensor::ElementType,
@@ -64,6 +64,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
             "attention_mask" => Meaning::Mask,
             "token_type_ids" => Meaning::Types,
             WORDS => Meaning::Words { input: None, layers: 0 },
+            LABEL_VECTORS => Meaning::Labels,
             name => return Err(unsupported(&format!("the input `{name}`"))),
         };
         reader.meanings.insert(&input.name, meaning);
@@ -82,9 +83,11 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
 pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
     let signature = Signature::declared(graph)?;
     let is_known = |input: &TensorSpec| {
-        INPUTS.contains(&input.name.as_str())
-            && input.shape.len() == 2
-            && input.element_type == ElementType::Int64
+        let (is_known, axes, element_type) = match input.name.as_str() {
+            LABEL_VECTORS => (true, 3, ElementType::Fp32),
+            name => (INPUTS.contains(&name), 2, ElementType::Int64),
+        };
+        is_known && input.shape.len() == axes && input.element_type == element_type
     };
     if let Some(input) = signature.inputs.iter().find(|input| !is_known(input)) {
         return Err(unsupported(&format!("the input `{}`", input.name)));
@@ -119,7 +122,9 @@ enum Meaning<'a> {
         input: Option<ValueId>,
         layers: usize,
     },
-    /// Scores of spans, which only graph outputs read.
+    /// Label vectors.
+    Labels,
+    /// Scores of spans or words, which only graph outputs read.
     Spans(ValueId),
 }
 
@@ -186,7 +191,8 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "LargestOutputs" | "LargestOutputsInBlocks") => self.largest(node)?,
             (FUNCTIONS, "Words") => self.words(node)?,
             (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,
-            (FUNCTIONS, "Spans") => self.spans(node)?,
+            (FUNCTIONS, "Spans" | "LabelledSpans") => self.spans(node)?,
+            (FUNCTIONS, "WordScores" | "LabelledWordScores") => self.word_scores(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,

@@ -1,8 +1,9 @@
-//! GLiNER's head, see `compiler/src/encoder/spans.rs`.
+//! GLiNER's heads, see `compiler/src/encoder/spans.rs`.
 
 use kivu_engine::{
-    kernel::LANES,
-    program::{Dense, Lstm, Per, SpanHead, Value},
+    array::Array,
+    kernel::{COLUMNS, LANES},
+    program::{Dense, Lstm, Per, Scorer, SpanHead, SpanScorer, Value, ValueId, WORD_SCORES, WordScorer},
 };
 
 use super::{Meaning, Operation, Reader, unsupported};
@@ -43,32 +44,18 @@ impl<'a> Reader<'a> {
         Ok(Meaning::Words { input: Some(input), layers: layers + 1 })
     }
 
+    /// Scores of spans by length.
     pub(super) fn spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [tokens, ids, vectors, words, marker, longest, layers @ ..] = &node.input[..] else {
-            return Err(refuse());
-        };
-        let Ok::<&[String; 17], _>(layers) = layers.try_into() else { return Err(refuse()) };
-        let Meaning::Words { input: Some(input), layers: count } = self.meaning(vectors)? else {
-            return Err(refuse());
-        };
-        let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
-        let is_of_tokens = self.whole(tokens)? == input && matches!(self.meaning(ids)?, Meaning::Ids);
-        if !is_numbers || !is_of_tokens || count != self.lstms.len() {
-            return Err(refuse());
-        }
-        let marker = self.scalar(marker).and_then(|marker| u32::try_from(marker).ok()).ok_or_else(refuse)?;
+        let (head, constants) = self.head(node)?;
+        let Ok::<&[String; 18], _>(constants) = constants.try_into() else { return Err(refuse()) };
+        let [longest, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = constants;
         let longest = self.scalar(longest).and_then(|longest| usize::try_from(longest).ok());
         let longest = longest.filter(|longest| (1..=MAX_LENGTHS).contains(longest)).ok_or_else(refuse)?;
-        let width = self.values[input].width;
+        let width = head.width;
         let (up, down, across) = ([width, 4 * width], [4 * width, width], [width, 4 * width]);
-        let [p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = layers;
-        let head = SpanHead {
-            input,
-            width,
-            marker,
+        let scorer = Scorer::Spans(SpanScorer {
             longest,
-            layers: std::mem::take(&mut self.lstms),
             labels: [
                 self.dense_layer([p0, p1], up)?,
                 self.dense_layer([p2, p3], down)?,
@@ -87,11 +74,72 @@ impl<'a> Reader<'a> {
                     self.dense_layer([e4, ""], across)?,
                 ],
             ],
-            out: self.value(Per::Token, longest),
+        });
+        Ok(self.scores(head, scorer, longest))
+    }
+
+    /// Scores of words as the first, the last and any word of an entity.
+    pub(super) fn word_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let (head, constants) = self.head(node)?;
+        let Ok::<&[String; 14], _>(constants) = constants.try_into() else {
+            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
         };
-        let out = head.out;
+        let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
+        let (own, wide) = ([head.width; 2], [head.width, 4 * head.width]);
+        let scorer = Scorer::Words(WordScorer {
+            words: [
+                self.dense_layer([w0, w1], own)?,
+                self.dense_layer([w2, w3], wide)?,
+                self.dense_layer([w4, w5], own)?,
+            ],
+            labels: [
+                self.dense_layer([l0, l1], own)?,
+                self.dense_layer([l2, ""], wide)?,
+                self.dense_layer([l3, l4], own)?,
+            ],
+            products: self.dense_layer([products, ""], wide)?,
+            scores: padded(&self.dense_layer([s0, s1], [4 * head.width, WORD_SCORES])?),
+        });
+        Ok(self.scores(head, scorer, WORD_SCORES))
+    }
+
+    /// The parts that all heads have, and the node's other constants.
+    fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, &'a [String])> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let (vectors, words, marker, constants) = match &node.input[..] {
+            [tokens, ids, vectors, words, marker, constants @ ..]
+                if !node.op_type.starts_with("Labelled") =>
+            {
+                let marker = self.scalar(marker).and_then(|marker| u32::try_from(marker).ok());
+                let marker = marker.ok_or_else(refuse)?;
+                let Meaning::Ids = self.meaning(ids)? else { return Err(refuse()) };
+                (vectors, words, Some((marker, self.whole(tokens)?)), constants)
+            }
+            [labels, vectors, words, constants @ ..] => {
+                let Meaning::Labels = self.meaning(labels)? else { return Err(refuse()) };
+                (vectors, words, None, constants)
+            }
+            _ => return Err(refuse()),
+        };
+        let Meaning::Words { input: Some(input), layers: count } = self.meaning(vectors)? else {
+            return Err(refuse());
+        };
+        let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
+        let is_of_tokens = marker.is_none_or(|(_, tokens)| tokens == input);
+        if !is_numbers || !is_of_tokens || count != self.lstms.len() {
+            return Err(refuse());
+        }
+        let marker = marker.map(|(marker, _)| marker);
+        Ok((HeadInputs { input, width: self.values[input].width, marker }, constants))
+    }
+
+    /// Adds a head with `count` scores per word and label.
+    fn scores(&mut self, head: HeadInputs, scorer: Scorer, count: usize) -> Meaning<'a> {
+        let HeadInputs { input, width, marker } = head;
+        let (layers, out) = (std::mem::take(&mut self.lstms), self.value(Per::Token, count));
+        let head = SpanHead { input, width, marker, layers, scorer, out };
         self.operations.push(Operation::Spans(Box::new(head)));
-        Ok(Meaning::Spans(out))
+        Meaning::Spans(out)
     }
 
     /// A layer in fp32, with a bias unless its name is empty.
@@ -99,5 +147,25 @@ impl<'a> Reader<'a> {
         let bias = if bias.is_empty() { None } else { Some(self.array(bias, outputs)?) };
         let weights = self.array(weights, inputs.saturating_mul(outputs))?;
         Ok(Dense { outputs, weights, bias })
+    }
+}
+
+/// What a head reads.
+struct HeadInputs {
+    input: ValueId,
+    width: usize,
+    marker: Option<u32>,
+}
+
+/// A layer with zeros after its outputs.
+fn padded(layer: &Dense) -> Dense {
+    let pad = |values: &[f32]| -> Vec<f32> {
+        let rows = values.chunks_exact(layer.outputs);
+        rows.flat_map(|row| row.iter().copied().chain([0.0; COLUMNS]).take(COLUMNS)).collect()
+    };
+    Dense {
+        outputs: COLUMNS,
+        weights: Array::from(pad(&layer.weights)),
+        bias: layer.bias.as_ref().map(|bias| Array::from(pad(bias))),
     }
 }

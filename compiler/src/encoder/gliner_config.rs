@@ -1,0 +1,29 @@
+//! `gliner_config.json`: fields that describe encoders.
+
+use serde_json::{Map, Value};
+
+use crate::config::ConfigFile;
+use kivu::error::Result;
+
+/// Model settings.
+pub(crate) const GLINER: &str = "gliner_config.json";
+/// Default `model_type` for encoders.
+pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
+/// The repository of the encoder that reads labels, in models that have one.
+pub(super) const LABELS_ENCODER: &str = "labels_encoder";
+/// That encoder's settings.
+pub(crate) const LABELS_ENCODER_CONFIG: &str = "labels_encoder_config";
+
+/// Whether a field has a value.
+pub(super) fn is_set(config: &ConfigFile, field: &str) -> bool {
+    config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
+}
+
+/// An encoder's settings inside of the model's.
+pub(super) fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile>> {
+    let own: Option<Map<String, Value>> = config.get(field)?;
+    Ok(own.map(|mut fields| {
+        fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+        ConfigFile::new(GLINER, fields)
+    }))
+}
