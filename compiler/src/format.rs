@@ -69,14 +69,15 @@ fn format(plan: &Plan) -> Result<Format> {
         return Ok(Format::FastText);
     }
     let (folder, transformer) = (&plan.folder, &plan.transformer()?);
-    if bergamot::is_in(folder) {
+    // A file's name may be a Bergamot student's, but not its first bytes.
+    if !transformer.join(ConfigFile::NAME).is_file() && fast_text::is_in(folder) {
+        Ok(Format::FastText)
+    } else if bergamot::is_in(folder) {
         Ok(Format::Bergamot)
     } else if static_embedding::is_in(folder)? {
         Ok(Format::StaticEmbedding)
     } else if encoder::is_gliner(folder) {
         Ok(Format::Gliner)
-    } else if !transformer.join(ConfigFile::NAME).is_file() && fast_text::is_in(folder) {
-        Ok(Format::FastText)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         let found = match transformer.join(MANIFEST).is_file() {
             true => "a bundle; `kivu serve` serves it",
