@@ -62,7 +62,7 @@ pub(super) fn open(
         tokenizer: LABEL_TOKENIZER.to_owned(),
         output: POOLED.to_owned(),
         dimensions: width,
-        max_tokens: max_tokens(folder, encoder.facts.max_positions)?,
+        max_tokens: max_tokens(folder, &encoder.facts)?,
     };
     let heads = OutputHeads::dense(Some(modules));
     Ok((LabelParts { config: encoder, weights, heads, tokenizer }, settings))
