@@ -58,6 +58,7 @@ REQUESTS = [
     ("/v2/repository/models/embedding/load", {}),
     ("/v2/repository/models/embedding/unload", {}),
     ("/detect", {"q": "the cat"}),
+    ("/v1/chat/completions", {"model": "entities", "messages": [{"role": "user", "content": "the cat"}], "labels": ["animal"], "threshold": 0.5}),
 ]
 
 
