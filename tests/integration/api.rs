@@ -430,7 +430,7 @@ async fn unknown_fields_are_ignored() {
 #[tokio::test]
 async fn unknown_routes_and_methods_answer_in_their_dialect() {
     insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"404: no route `/nowhere`; `/docs` lists the routes");
-    insta::assert_snapshot!(refusal("/v1/chat/completions", "{}").await, @"404: no route `/v1/chat/completions`; `/docs` lists the routes");
+    insta::assert_snapshot!(refusal("/v1/completions", "{}").await, @"404: no route `/v1/completions`; `/docs` lists the routes");
     let (status, body) =
         answer(app().oneshot(Request::get("/embed").body(Body::empty()).unwrap()).await.unwrap()).await;
     assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);

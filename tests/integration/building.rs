@@ -84,7 +84,7 @@ fn unsupported_sources_are_refused_by_name() {
     cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
     cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
     cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
-    expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
+    expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`
     expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `mbart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
     `[folder]/model/model.safetensors` is not a safetensors file: header too large
     expected `tokenizer.json` in `[folder]/model`, but found none; with `transformers`, `AutoTokenizer.from_pretrained('[folder]/model').save_pretrained('[folder]/model')` writes it
@@ -141,7 +141,7 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     invalid type: integer `1`, expected a string
     ");
     fs::create_dir(folder.path().join("empty")).unwrap();
-    insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`");
+    insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`");
     // A folder that is not a bundle is not replaced.
     copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
     insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found `1_Pooling`, `config.json`, `config_sentence_transformers.json` and 7 more; choose another folder");
@@ -307,7 +307,7 @@ fn a_damaged_bundle_is_not_served() {
     `[folder]/spoilt` is not a bundle: expected a manifest of format 1, but found 2; build the bundle again
     `[folder]/spoilt` is not a bundle: expected file names inside the bundle, but found `../weights.bin`
     expected `tiny-bert` to be `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 33], as its manifest says, but its graph is `input_ids` INT64 [-1, -1], `attention_mask` INT64 [-1, -1], `token_type_ids` INT64 [-1, -1] → `last_hidden_state` FP32 [-1, -1, 32]
-    expected a model with inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, `pooling_mask` and the output `logits`, but found inputs `input_ids`, `attention_mask`, `token_type_ids` and outputs `last_hidden_state`
+    expected a model with inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, `pooling_mask`, `label_vectors` and the output `logits`, but found inputs `input_ids`, `attention_mask`, `token_type_ids` and outputs `last_hidden_state`
     "#);
 }
 

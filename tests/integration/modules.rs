@@ -211,7 +211,7 @@ fn unusable_modules_are_refused_by_name() {
     expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `include_prompt` true; use `--allow include_prompt` to build the model as if the key were missing, if you know that it has no effect on results
     expected modules in the model's folder, but found `../1_Pooling`
     expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `embedding_dimension` 32; use `--allow embedding_dimension` to build the model as if the key were missing, if you know that it has no effect on results
-    expected a model in `[folder]/model/0_Transformer` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`), but found neither `config.json` nor `model.….bin`
+    expected a model in `[folder]/model/0_Transformer` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`
     expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64
     expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
     expected the weight `linear.bias` of shape [25], but found [24]
