@@ -250,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    fn model(changes: Value) -> Result<FastText, serde_json::Error> {
+    fn model(changes: &Value) -> Result<FastText, serde_json::Error> {
         let mut file = json!({
             "words": ["</s>", "cat", null, "é"], "rows": 104, "buckets": 100, "kept": null, "min_length": 2,
             "max_length": 3, "max_words": 1,
@@ -265,12 +265,12 @@ mod tests {
 
     #[test]
     fn features_are_words_and_ngrams() {
-        let own = model(json!({})).unwrap();
+        let own = model(&json!({})).unwrap();
         assert_eq!(
             parts(&own, "cat\n é"),
             ["cat", "c", "ca", "ca", "cat", "at", "at", "t", "é", "é", "é", "é", ""]
         );
-        let words = model(json!({"max_length": 0, "max_words": 2})).unwrap();
+        let words = model(&json!({"max_length": 0, "max_words": 2})).unwrap();
         // Unknown words are parts of word n-grams, and labels are not.
         assert_eq!(parts(&words, " cat dog __label__x"), ["cat", "", "cat dog", "dog __label__x"]);
         // The end of a text, written out.
@@ -280,17 +280,17 @@ mod tests {
 
     #[test]
     fn only_kept_ngrams_have_rows() {
-        let all = model(json!({})).unwrap();
+        let all = model(&json!({})).unwrap();
         let of_cat = all.ids("cat");
         let kept = of_cat[2] - 4;
-        let pruned = model(json!({"kept": [[kept, 1]], "rows": 6})).unwrap();
+        let pruned = model(&json!({"kept": [[kept, 1]], "rows": 6})).unwrap();
         assert_eq!(pruned.ids("cat"), [1, 5, 0]);
-        assert_eq!(model(json!({"kept": [], "rows": 4})).unwrap().ids("cat"), [1, 0]);
+        assert_eq!(model(&json!({"kept": [], "rows": 4})).unwrap().ids("cat"), [1, 0]);
     }
 
     #[test]
     fn rows_that_do_not_exist_are_refused() {
-        let refusal = |changes: Value| model(changes).err().unwrap().to_string();
+        let refusal = |changes: Value| model(&changes).err().unwrap().to_string();
         insta::assert_snapshot!(refusal(json!({"rows": 103})), @"expected a row for each of 4 words and 100 n-grams, but found 103 rows");
         insta::assert_snapshot!(refusal(json!({"kept": [[0, 100]]})), @"expected a row for each of 4 words and 101 n-grams, but found 104 rows");
         insta::assert_snapshot!(refusal(json!({"buckets": 0})), @"expected `buckets` above 0 for n-grams, but found 0");

@@ -151,6 +151,7 @@ impl<'a> Reader<'a> {
 }
 
 /// What a head reads.
+#[derive(Clone, Copy)]
 struct HeadInputs {
     input: ValueId,
     width: usize,
