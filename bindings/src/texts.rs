@@ -15,7 +15,7 @@ pub fn half_a_pair(place: &str) -> Error {
     Error::invalid(format!("expected Unicode text in `{place}`, but found half of a surrogate pair"))
 }
 
-/// The error for a list of texts in place of a pair.
+/// Error for a text list where a pair is expected.
 pub fn no_pair(place: &str, found: usize) -> Error {
     Error::invalid(format!("expected a text or a pair in `{place}`, but found {found} texts"))
 }

@@ -149,7 +149,7 @@ pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: 
     mean(graph, &rows, mask)
 }
 
-/// Products of a text's vector and each row of a matrix.
+/// Multiplies a text's vector by each matrix row.
 pub(super) fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
     graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
 }

@@ -1,7 +1,7 @@
 //! GLiNER's head: scores for each word of a text and each label in front of it.
 //!
 //! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers. In a head that scores
-//! spans, each word then has a part in the vectors of the spans that begin with it, and of those that end with it; a
+//! spans, each word then has one part for spans that begin with it, and one for spans that end with it; a
 //! span's score for a label is the product of the parts' positive sum and the label's vector. Heads that score words are
 //! in `word_scores.rs`.
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Deadline},
-    error::Result,
+    error::{Error, Result},
     tokenizer::{Side, Tokenizer, Truncation},
 };
 
@@ -104,6 +104,9 @@ impl LabelEncoder {
                 }
             }
         }
-        Ok(vectors.into_iter().flatten().flat_map(|vector| vector.to_vec()).collect())
+        let vectors: Option<Vec<_>> = vectors.into_iter().collect();
+        let vectors =
+            vectors.ok_or_else(|| Error::inference("expected a vector per label, but found fewer"))?;
+        Ok(vectors.iter().flat_map(|vector| vector.iter().copied()).collect())
     }
 }

@@ -1,5 +1,4 @@
-//! GLiNER's head for words: for each word and label, the logits of the word as the first, the last and any word of an
-//! entity.
+//! GLiNER's word head: three logits per word and label, for an entity's first word, its last word, and any word in it.
 //!
 //! A word and a label each have two vectors, from one layer. The first layer on both first vectors and on the product of
 //! the second ones is divided into three, so that only the products are computed for each word and label.
@@ -65,7 +64,7 @@ pub(super) fn logits(
     linear(graph, &sums, [s0, s1])
 }
 
-/// The layers of the first and of the second vector, which are one in the weights.
+/// Layers for the first and second vector, which the weights store as one layer.
 fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
     let weight = layers.weights.take_whole(&format!("{name}.weight"), &[2 * width, width])?;
     let bias = layers.weights.take_whole(&format!("{name}.bias"), &[2 * width])?;

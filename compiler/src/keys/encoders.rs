@@ -417,7 +417,7 @@ family!(
         &[
             ("hidden_act", SameAs("hidden_activation")),
             ("sliding_window_size", SameAs("sliding_window")),
-            // Without effect on the masks of `transformers`, but on some of its attention implementations.
+            // Changes no mask in `transformers`, but some of its attention implementations read it.
             ("use_bidirectional_attention", Only("[false]")),
         ],
     ],

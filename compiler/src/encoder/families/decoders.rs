@@ -108,8 +108,8 @@ pub(super) fn attention_biases(config: &ConfigFile) -> Result<Biases> {
     Ok(Biases { projections: bias, attention_output: bias, up: false, down: false })
 }
 
-/// Heads with any width, several of which may share keys and values. If the number of key heads is `null`, each query
-/// head has its own.
+/// Attention heads: any width, with grouped keys and values. Without a number of key heads (`null`), each query head
+/// has its own.
 pub(super) fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
     let is_null = config.fields().contains_key("num_key_value_heads");
