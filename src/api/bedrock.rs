@@ -71,14 +71,18 @@ enum TitanType {
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TitanResponse {
+    /// The vector as numbers.
     embedding: Vec<f32>,
+    /// The requested types of the vector.
     embeddings_by_type: TitanVectors,
+    /// Input tokens, special tokens included.
     input_text_token_count: usize,
 }
 
 #[derive(Default, Serialize, JsonSchema)]
 #[schemars(inline)]
 struct TitanVectors {
+    /// The vector as numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     float: Option<Vec<f32>>,
     /// 1 for each value above 0, and 0 for others.
@@ -145,6 +149,7 @@ pub(super) struct BedrockRankRequest {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct BedrockRanks {
+    /// The best documents, in descending order.
     results: Vec<RankedDocument>,
 }
 

@@ -118,24 +118,33 @@ enum ChatPartType {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ChatCompletion<'a> {
+    /// `chatcmpl-` and a new UUID.
     id: String,
+    /// `chat.completion`.
     object: &'static str,
     /// Seconds since 1970.
     created: u64,
+    /// The name of the model that ran.
     model: &'a str,
+    /// One answer.
     choices: [Choice; 1],
+    /// Tokens of the request.
     usage: ChatUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Choice {
+    /// Always 0.
     index: usize,
+    /// The answer.
     message: Answer,
+    /// Always `stop`.
     finish_reason: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Answer {
+    /// `assistant`.
     role: &'static str,
     /// JSON with `total_entities`, `entities` and `tagged_text`.
     content: String,
@@ -143,8 +152,11 @@ struct Answer {
 
 #[derive(Serialize, JsonSchema)]
 struct ChatUsage {
+    /// Input tokens, special tokens included.
     prompt_tokens: usize,
+    /// Always 0: the model generates nothing.
     completion_tokens: usize,
+    /// The same as `prompt_tokens`.
     total_tokens: usize,
 }
 

@@ -88,6 +88,7 @@ pub(super) enum Truncate {
 pub(super) struct EmbedResponse {
     #[serde(flatten)]
     embedded: Embedded,
+    /// The API version, and the input tokens as `billed_units`.
     #[schemars(with = "Object")]
     meta: Value,
 }
@@ -95,10 +96,13 @@ pub(super) struct EmbedResponse {
 /// The texts and their vectors.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Embedded {
+    /// A new UUID.
     id: String,
+    /// The texts of the request; `[]` for inputs with content parts.
     texts: Vec<String>,
     /// Vector lists by type; one list of vectors from `/v1/embed` and from Bedrock without types.
     embeddings: Embeddings,
+    /// `embeddings_by_type`, or `embeddings_floats` for one list of vectors.
     #[schemars(extend("enum" = ["embeddings_by_type", "embeddings_floats"]))]
     response_type: &'static str,
 }

@@ -32,6 +32,7 @@ pub(super) enum Dialect {
 /// An error in the TEI, model hub, Ollama and LibreTranslate APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct TeiError {
+    /// What is wrong, and what to do.
     error: String,
     /// `Validation`, `Overloaded` or `Backend`.
     error_type: &'static str,
@@ -40,6 +41,7 @@ pub(super) struct TeiError {
 /// An error in the OpenAI API.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct OpenAiError {
+    /// What is wrong, and where.
     error: OpenAiErrorDetails,
 }
 
@@ -47,6 +49,7 @@ pub(super) struct OpenAiError {
 struct OpenAiErrorDetails {
     /// `model_not_found`, `invalid_api_key`, `rate_limit_exceeded` or `null`.
     code: Option<&'static str>,
+    /// What is wrong, and what to do.
     message: String,
     /// Always `null`: the message names the field.
     param: Option<&'static str>,
@@ -58,24 +61,28 @@ struct OpenAiErrorDetails {
 /// An error in the Jina and Voyage APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct JinaError {
+    /// What is wrong, and what to do.
     detail: String,
 }
 
 /// An error in the Cohere and DeepL APIs.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct CohereError {
+    /// What is wrong, and what to do.
     message: String,
 }
 
 /// An error in the KServe v2 API.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct KServeError {
+    /// What is wrong, and what to do.
     error: String,
 }
 
 /// An error in the Bedrock API; its type is in the header `x-amzn-errortype`.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct BedrockError {
+    /// What is wrong, and what to do.
     message: String,
 }
 

@@ -126,6 +126,7 @@ impl EmbedOptions {
 pub(super) struct SparseValue {
     /// The token's id.
     index: u32,
+    /// The token's weight, above 0.
     value: f32,
     /// The token in the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -59,7 +59,9 @@ pub(super) struct OllamaEmbeddingsRequest {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbedResponse")]
 pub(super) struct EmbedResponse<'a> {
+    /// The name of the model that ran.
     model: &'a str,
+    /// A vector per text.
     embeddings: Vec<Vec<f32>>,
     /// In nanoseconds.
     total_duration: u64,
@@ -72,6 +74,7 @@ pub(super) struct EmbedResponse<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbeddingsResponse")]
 pub(super) struct EmbeddingsResponse {
+    /// The vector; empty without a text.
     embedding: Vec<f32>,
 }
 

@@ -119,8 +119,11 @@ enum TokenEncoding {
 
 #[derive(Serialize, JsonSchema)]
 struct Embedding {
+    /// `embedding`.
     object: &'static str,
+    /// Position among the vectors, from 0.
     index: usize,
+    /// The vector.
     embedding: Vector,
     /// The sentence's start and end in the text, in characters; only with `late_chunking` by sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,9 +132,13 @@ struct Embedding {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct EmbeddingsResponse<'a> {
+    /// `list`.
     object: &'static str,
+    /// A vector per input, in order; per sentence with `late_chunking` by sentences.
     data: Vec<Embedding>,
+    /// The name of the model that ran.
     model: &'a str,
+    /// Tokens of all inputs.
     usage: TokenUsage,
     /// Positions of truncated inputs; absent if there are none.
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
@@ -218,15 +225,21 @@ fn texts_of_objects(mut input: Content) -> Content {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ModelList {
+    /// The models, under their names and aliases.
     data: Vec<ModelEntry>,
+    /// `list`.
     object: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ModelEntry {
+    /// Always 0.
     created: u64,
+    /// A name or alias in requests.
     id: String,
+    /// `model`.
     object: &'static str,
+    /// `kivu`.
     owned_by: &'static str,
 }
 

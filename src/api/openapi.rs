@@ -22,7 +22,7 @@ use super::{
     auth::{Access, NO_KEY, NOT_PROXIED},
     dialect::Dialect,
     rejection::{Rejection, Reply},
-    route::{Api, Content, Route, RouteMethod, Runs},
+    route::{Api, Content, QueryParameter, Route, RouteMethod, Runs},
 };
 use crate::error::{Error, Result};
 
@@ -234,8 +234,10 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
             "name": name, "in": "path", "description": description, "required": true, "schema": { "type": "string" },
         })
     };
-    let in_query = route.query.into_iter().flatten().map(|(name, schema)| {
-        json!({ "name": name, "in": "query", "required": false, "schema": schema(generator) })
+    let in_query = route.query.into_iter().flatten().map(|QueryParameter { name, description, schema }| {
+        json!({
+            "name": name, "in": "query", "description": description, "required": false, "schema": schema(generator),
+        })
     });
     route.parameters().map(in_path).chain(in_query).collect()
 }

@@ -117,6 +117,7 @@ pub(super) struct RankedDocument {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Document {
+    /// The document's text.
     text: String,
 }
 
@@ -153,19 +154,40 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
 /// Cohere's response.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct CohereResponse {
+    /// The best documents, in descending order.
     results: Vec<RankedDocument>,
+    /// A new UUID.
     id: String,
+    /// The API version, one search as `billed_units`, and input tokens.
     #[schemars(with = "Object")]
     meta: Value,
 }
 
 /// Jina's response, or Voyage's.
 #[derive(Serialize, JsonSchema)]
-#[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum JinaResponse<'a> {
-    Jina { results: Vec<RankedDocument>, model: &'a str, object: &'static str, usage: TokenUsage },
-    Voyage { data: Vec<RankedDocument>, model: &'a str, object: &'static str, usage: TokenUsage },
+pub(super) struct JinaResponse<'a> {
+    #[serde(flatten)]
+    ranks: JinaRanks,
+    /// The name of the model that ran.
+    model: &'a str,
+    /// `list`.
+    object: &'static str,
+    /// Tokens of the query and all documents.
+    usage: TokenUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+enum JinaRanks {
+    Jina {
+        /// The best documents, in descending order.
+        results: Vec<RankedDocument>,
+    },
+    Voyage {
+        /// The best documents, in descending order.
+        data: Vec<RankedDocument>,
+    },
 }
 
 /// Rank documents by a query, as Cohere does
@@ -188,10 +210,11 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let with_text = body.return_documents.unwrap_or(!is_voyages);
     let (model, ranked) = rank_documents(&context, body).await?;
     let usage = TokenUsage::of(&ranked.usage);
-    let (documents, object) = (ranked.documents(with_text), "list");
-    let answer = match is_voyages {
-        true => JinaResponse::Voyage { data: documents, model, object, usage },
-        false => JinaResponse::Jina { results: documents, model, object, usage },
+    let documents = ranked.documents(with_text);
+    let ranks = match is_voyages {
+        true => JinaRanks::Voyage { data: documents },
+        false => JinaRanks::Jina { results: documents },
     };
+    let answer = JinaResponse { ranks, model, object: "list", usage };
     Ok(with_backend(&answer, ranked.usage.location))
 }

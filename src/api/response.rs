@@ -68,7 +68,9 @@ pub(super) struct Rank<'a> {
 /// Token counts, as OpenAI, Jina and Voyage name them.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct TokenUsage {
+    /// Input tokens, special tokens included.
     pub(super) prompt_tokens: usize,
+    /// The same as `prompt_tokens`.
     pub(super) total_tokens: usize,
 }
 

@@ -72,6 +72,14 @@ pub(super) struct Content {
     pub(super) examples: Examples,
 }
 
+/// An optional query parameter.
+#[derive(Clone, Copy)]
+pub(super) struct QueryParameter {
+    pub(super) name: &'static str,
+    pub(super) description: &'static str,
+    pub(super) schema: SchemaOf,
+}
+
 /// A path and method.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
@@ -88,8 +96,7 @@ pub(super) struct Route {
     /// Whether the server's configuration can turn it off.
     pub(super) is_optional: bool,
     pub(super) runs: Runs,
-    /// Names and schemas of optional query parameters.
-    pub(super) query: [Option<(&'static str, SchemaOf)>; MAX_QUERY],
+    pub(super) query: [Option<QueryParameter>; MAX_QUERY],
     pub(super) request: Option<Content>,
     /// What status 200 means.
     pub(super) success: &'static str,
@@ -174,12 +181,17 @@ impl Route {
     }
 
     /// Adds a query parameter.
-    pub(super) const fn query<T: JsonSchema>(mut self, name: &'static str) -> Self {
+    pub(super) const fn query<T: JsonSchema>(
+        mut self,
+        name: &'static str,
+        description: &'static str,
+    ) -> Self {
         let mut free = 0;
         while self.query[free].is_some() {
             free += 1;
         }
-        self.query[free] = Some((name, SchemaGenerator::subschema_for::<T>));
+        let schema = SchemaGenerator::subschema_for::<T>;
+        self.query[free] = Some(QueryParameter { name, description, schema });
         self
     }
 

@@ -65,17 +65,27 @@ fn gauge_page(gauges: &[Reading]) -> String {
 pub(super) struct Info {
     /// The native engine's matmul arithmetic on this processor.
     arithmetic: Option<String>,
+    /// Whether texts above the token limit are truncated by default.
     auto_truncate: bool,
+    /// Always `null`.
     docker_label: Option<String>,
+    /// Always `null`: batches are limited by tokens.
     max_batch_requests: Option<usize>,
+    /// The same as `max_input_length`.
     max_batch_tokens: usize,
+    /// Maximum texts per request.
     max_client_batch_size: usize,
+    /// Requests in progress, above which others get status 429.
     max_concurrent_requests: usize,
+    /// Maximum tokens per text, special tokens included.
     max_input_length: usize,
     /// Memory for a text with this length, in bytes.
     max_input_memory: Option<u64>,
+    /// The weights' number format: `int8` or `float32`.
     model_dtype: &'static str,
+    /// What the bundle was built from: a hub repository, a package or a folder.
     model_id: String,
+    /// SHA-256 of the bundle's manifest, in hexadecimal.
     model_sha: String,
     /// The model's task, with its pooling or labels.
     #[schemars(with = "Object")]
@@ -86,9 +96,13 @@ pub(super) struct Info {
     /// A quantized model's quality compared with fp32.
     #[schemars(with = "Option<Object>")]
     quality: Option<Quality>,
+    /// The name in requests.
     served_model_name: String,
+    /// Always `null`.
     sha: Option<String>,
+    /// Processor cores.
     tokenization_workers: usize,
+    /// Kivu's version.
     version: &'static str,
     /// Settings in the model's files that the build ignored on request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -175,11 +189,14 @@ fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
 /// The served models, and the request limits.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Models {
+    /// Limits per request.
     limits: RequestLimits,
     /// Memory for models that are loaded on demand; absent if all are loaded at start.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<ModelMemory>,
+    /// All models, loaded or not.
     models: Vec<ModelDescription>,
+    /// Kivu's version.
     version: &'static str,
 }
 
@@ -202,6 +219,7 @@ struct ModelMemory {
 
 #[derive(Serialize, JsonSchema)]
 struct ModelDescription {
+    /// The class of the model's authors, such as `BertModel`.
     architecture: String,
     /// Dense vector dimensions.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,10 +238,12 @@ struct ModelDescription {
     /// Memory in bytes; absent if the model is not loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<u64>,
+    /// The name in requests.
     name: String,
     /// An embedding model's dimensions by vector kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<BTreeMap<String, usize>>,
+    /// The weights' number format.
     precision: Precision,
     /// `available` (its first request loads it), `loading`, `loaded` or `failed`.
     state: &'static str,
@@ -231,12 +251,15 @@ struct ModelDescription {
     /// head trained for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
+    /// What the model does, in the terms of the model hub.
     task: Task,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Languages {
+    /// Codes of source languages.
     from: BTreeSet<String>,
+    /// Codes of target languages.
     to: BTreeSet<String>,
 }
 

@@ -77,12 +77,22 @@ pub(super) enum TaskResponse {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub(super) enum HubText {
-    Translation { translation_text: String },
-    Summary { summary_text: String },
-    Other { generated_text: String },
+    Translation {
+        /// For `translation`.
+        translation_text: String,
+    },
+    Summary {
+        /// For `summarization`.
+        summary_text: String,
+    },
+    Other {
+        /// For other tasks that generate texts.
+        generated_text: String,
+    },
 }
 
 #[derive(JsonSchema)]
 pub(super) struct VertexResponse {
+    /// A response for each instance, in order.
     predictions: Vec<TaskResponse>,
 }

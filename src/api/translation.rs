@@ -50,7 +50,9 @@ pub(super) struct TranslateRequest {
 pub(super) struct TranslateResponse<'a> {
     /// The first text's model.
     model: &'a str,
+    /// A translation per text, in order.
     translations: Vec<TranslatedText<'a>>,
+    /// `input_tokens` and `output_tokens`.
     #[schemars(with = "Object")]
     usage: Value,
 }
@@ -58,22 +60,30 @@ pub(super) struct TranslateResponse<'a> {
 /// A text's best translation, and all of them if several were requested.
 #[derive(Serialize, JsonSchema)]
 struct TranslatedText<'a> {
+    /// The best translation.
     text: &'a str,
     /// Only if models differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a str>,
+    /// The source language's code.
     src_lang: &'a str,
+    /// The target language's code.
     tgt_lang: &'a str,
+    /// Log-probability by length of `text`, with beam search.
     #[serde(skip_serializing_if = "Option::is_none")]
     score: Option<f32>,
+    /// Whether the text was longer than the model reads, and its end is missing.
     truncated: bool,
+    /// All translations with their scores, if several were requested, the best first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     alternatives: Vec<Alternative<'a>>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Alternative<'a> {
+    /// A translation.
     text: &'a str,
+    /// Log-probability by length; `null` without beam search.
     score: Option<f32>,
 }
 

@@ -82,7 +82,9 @@ pub(super) struct DeepLRequest {
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only its schema is used")]
 pub(super) struct LibreTranslateResponse {
+    /// The translation, or a list if `q` is one.
     translated_text: OneOrMany<String>,
+    /// Further translations of each text, if `alternatives` asks for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     alternatives: Option<OneOrMany<Vec<String>>>,
     /// For texts whose language was identified.
@@ -92,6 +94,7 @@ pub(super) struct LibreTranslateResponse {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct DeepLResponse {
+    /// A translation per text, in order.
     translations: Vec<DeepLTranslation>,
 }
 
@@ -99,21 +102,28 @@ pub(super) struct DeepLResponse {
 struct DeepLTranslation {
     /// The text's characters.
     billed_characters: usize,
+    /// The source language's code in capitals, whether it was given or identified.
     detected_source_language: String,
+    /// The translation.
     text: String,
 }
 
 /// A language of texts, and the languages that they can be translated to.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct SourceLanguage {
+    /// The code in requests.
     code: String,
+    /// The name in English.
     name: String,
+    /// Codes of the languages that it can be translated to.
     targets: Vec<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct DeepLLanguage {
+    /// The code in requests, in capitals.
     language: String,
+    /// The name in English.
     name: String,
     /// Only for target languages.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -31,9 +31,11 @@ pub struct TokenParameters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "Token")]
 pub struct TextToken {
+    /// Number in the vocabulary.
     pub(crate) id: u32,
     /// The text that the token represents.
     pub(crate) text: String,
+    /// Whether it is a special token, such as `[SEP]`.
     pub(crate) special: bool,
     /// Its first character's position; `null` for added special tokens.
     pub(crate) start: Option<usize>,

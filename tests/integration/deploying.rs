@@ -24,6 +24,7 @@ use tower::ServiceExt;
 use crate::{
     api::scripted,
     crate_boundaries::sources,
+    document,
     live::{function, root, succeed, tool},
     serving::bundle,
 };
@@ -329,6 +330,15 @@ fn the_smallest_deployment_is_small() {
     assert!(smallest.of("ApiFunctionAliaslive")["ProvisionedConcurrencyConfig"].is_null());
 }
 
+/// Asserts that pages in browsers may use every method in the table of routes.
+fn assert_all_methods(cors: &Value) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let routes = runtime.block_on(document::routes());
+    let expected: BTreeSet<&str> = routes.iter().map(|(method, _)| method.as_str()).collect();
+    let allowed = cors["AllowMethods"].as_array().unwrap().iter().filter_map(Value::as_str);
+    assert_eq!(allowed.filter(|method| *method != "OPTIONS").collect::<BTreeSet<_>>(), expected);
+}
+
 /// A function URL requires the same credentials as the API.
 #[test]
 fn function_urls_require_credentials() {
@@ -341,6 +351,7 @@ fn function_urls_require_credentials() {
     assert_eq!((&url(&keys)["AuthType"], &url(&iam)["AuthType"]), (&json!("NONE"), &json!("AWS_IAM")));
     assert_eq!(configuration(keys.of("ApiFunction")).auth.mode, Some(AuthMode::Keys));
     assert_eq!(url(&keys)["Cors"]["AllowOrigins"], json!(["https://a.b", "https://c.d"]));
+    assert_all_methods(&url(&keys)["Cors"]);
     assert_eq!(url(&keys)["Qualifier"], "live");
     assert!(url(&iam)["Cors"].is_null());
     let is_public = |(_, permission): &(&str, &Value)| permission["Principal"] == "*";
@@ -390,6 +401,7 @@ fn streamed_responses_require_credentials_and_fit() {
     };
     assert_eq!(mode(&url), (json!("RESPONSE_STREAM"), json!("NONE"), json!("live")));
     assert_eq!(mode(&signed_url), (json!("RESPONSE_STREAM"), json!("AWS_IAM"), json!("live")));
+    assert_all_methods(&url.of("StreamUrl")["Cors"]);
     assert_eq!(configuration(url.of("StreamFunction")).auth.mode, Some(AuthMode::Keys));
     let is_public = |(_, permission): &(&str, &Value)| permission["Principal"] == "*";
     let public =
@@ -729,7 +741,8 @@ fn credentials_are_required_by_default() {
     }
 }
 
-/// Each route that requires credentials has one for its preflight requests, which have none; they allow any header.
+/// Each route that requires credentials has one for its preflight requests, which have none; they allow any header, and
+/// each method of the API.
 #[test]
 fn browsers_may_call_every_route() {
     let parameters = |mode| json!({ "AuthMode": mode, "JwtIssuer": "https://a", "JwtAudience": "b", "LargeModels": "s3://b/models/m", "CorsOrigins": "https://a.b,https://c.d" });
@@ -754,6 +767,7 @@ fn browsers_may_call_every_route() {
         assert_eq!(cors["AllowOrigins"], json!(["https://a.b", "https://c.d"]));
         // `*` does not include `authorization`, and it means any header only without cookies.
         assert_eq!(cors["AllowHeaders"], json!(["authorization", "*"]));
+        assert_all_methods(cors);
         assert!(cors["AllowCredentials"].is_null());
     }
 }

@@ -15,7 +15,7 @@ use kivu::{
     api::{App, BindScope, Guard, below, make_key, router},
     config::{AuthConfig, Limits},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::{
@@ -61,6 +61,55 @@ async fn references_have_targets() {
         text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     let known: BTreeSet<&str> = schemas.keys().map(String::as_str).collect();
     assert_eq!(named, known);
+}
+
+/// Adds the paths of fields without a description, of their own or of their type.
+fn add_undescribed(document: &Value, place: &str, schema: &Value, found: &mut Vec<String>) {
+    let Some(schema) = schema.as_object() else { return };
+    for (name, field) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        let place = format!("{place}.{name}");
+        if !is_described(document, field) {
+            found.push(place.clone());
+        }
+        add_undescribed(document, &place, field, found);
+    }
+    let lists = ["oneOf", "anyOf", "allOf"].into_iter().filter_map(|key| schema.get(key)?.as_array());
+    let single = ["items", "additionalProperties"].into_iter().filter_map(|key| schema.get(key));
+    lists.flatten().chain(single).for_each(|inner| add_undescribed(document, place, inner, found));
+}
+
+fn is_described(document: &Value, field: &Value) -> bool {
+    let null = json!({ "type": "null" });
+    let described = |inner: &Value| is_described(document, inner);
+    field["description"].is_string()
+        || field["$ref"]
+            .as_str()
+            .is_some_and(|target| described(document.pointer(target.trim_start_matches('#')).unwrap()))
+        || field["anyOf"].as_array().is_some_and(|any| {
+            let mut others = any.iter().filter(|inner| **inner != null);
+            others.next().is_some_and(described) && others.next().is_none()
+        })
+}
+
+#[tokio::test]
+async fn every_field_and_parameter_is_described() {
+    let document = document().await;
+    let mut found = Vec::new();
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        add_undescribed(&document, name, schema, &mut found);
+    }
+    for (method, path, operation) in operations(&document) {
+        let responses = operation["responses"].as_object().unwrap().values();
+        for body in responses.chain([&operation["requestBody"]]) {
+            for media in body["content"].as_object().into_iter().flat_map(|content| content.values()) {
+                add_undescribed(&document, &format!("{method} {path}"), &media["schema"], &mut found);
+            }
+        }
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        let undescribed = parameters.filter(|parameter| !parameter["description"].is_string());
+        found.extend(undescribed.map(|parameter| format!("{method} {path}: {}", parameter["name"])));
+    }
+    assert!(found.is_empty(), "expected doc comments for all fields, but found none for {found:#?}");
 }
 
 /// Method and path of every operation, for a served model.

@@ -92,12 +92,16 @@ impl BatchStatus {
 /// A batch. Times are in seconds since 1970, and `null` until they are known.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub(in crate::api) struct Batch {
+    /// Begins with `batch_`.
     pub(super) id: String,
+    /// `batch`.
     object: ObjectKind,
     endpoint: Endpoint,
     /// The model that all requests name; `null` if they differ.
     pub(super) model: Option<String>,
+    /// Why the batch failed.
     pub(super) errors: Option<BatchErrors>,
+    /// The file with the requests.
     pub(super) input_file_id: String,
     completion_window: CompletionWindow,
     pub(super) status: BatchStatus,
@@ -105,25 +109,38 @@ pub(in crate::api) struct Batch {
     pub(super) output_file_id: Option<String>,
     /// Other responses.
     pub(super) error_file_id: Option<String>,
+    /// When the batch was created.
     pub(super) created_at: u64,
+    /// When its requests began to run.
     pub(super) in_progress_at: Option<u64>,
+    /// When the completion window ends.
     pub(super) expires_at: u64,
+    /// When its last request had run.
     pub(super) finalizing_at: Option<u64>,
+    /// When its output was complete.
     pub(super) completed_at: Option<u64>,
+    /// When it failed.
     pub(super) failed_at: Option<u64>,
+    /// When the rest of it expired.
     pub(super) expired_at: Option<u64>,
+    /// When its cancellation was requested.
     pub(super) cancelling_at: Option<u64>,
+    /// When it was cancelled.
     pub(super) cancelled_at: Option<u64>,
+    /// Requests by state.
     pub(super) request_counts: RequestCounts,
     /// Tokens, once the batch is done.
     pub(super) usage: Option<BatchUsage>,
+    /// The texts that its creator gave, by name.
     metadata: Option<BTreeMap<String, String>>,
 }
 
 /// A file's errors.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub(in crate::api) struct BatchErrors {
+    /// `list`.
     object: ObjectKind,
+    /// The first errors, in the order of lines.
     data: Vec<BatchError>,
 }
 
@@ -135,9 +152,11 @@ impl From<Vec<BatchError>> for BatchErrors {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(in crate::api) struct BatchError {
+    /// What is wrong, as a name, such as `invalid_json_line`.
     pub(super) code: String,
     /// Line number from 1, without empty lines.
     pub(super) line: Option<u64>,
+    /// What is wrong, and what to do.
     pub(super) message: String,
     /// The line's field.
     pub(super) param: Option<String>,
@@ -146,17 +165,25 @@ pub(in crate::api) struct BatchError {
 /// Requests by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(in crate::api) struct RequestCounts {
+    /// All requests in the file.
     pub(super) total: u64,
+    /// Requests with status 200.
     pub(super) completed: u64,
+    /// Requests with another status, or that did not run.
     pub(super) failed: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub(in crate::api) struct BatchUsage {
+    /// Input tokens of all requests.
     input_tokens: u64,
+    /// Parts of the input tokens.
     input_tokens_details: InputTokens,
+    /// Always 0.
     output_tokens: u64,
+    /// Parts of the output tokens.
     output_tokens_details: OutputTokens,
+    /// The same as `input_tokens`.
     total_tokens: u64,
 }
 
@@ -169,12 +196,14 @@ impl BatchUsage {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[schemars(inline)]
 struct InputTokens {
+    /// Always 0.
     cached_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[schemars(inline)]
 struct OutputTokens {
+    /// Always 0.
     reasoning_tokens: u64,
 }
 

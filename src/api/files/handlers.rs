@@ -49,8 +49,11 @@ pub(in crate::api) struct UploadForm {
 /// A deleted file.
 #[derive(Serialize, JsonSchema)]
 pub(in crate::api) struct FileDeleted {
+    /// The file's id.
     id: String,
+    /// `file`.
     object: ObjectKind,
+    /// Always true.
     deleted: bool,
 }
 

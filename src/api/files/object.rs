@@ -42,15 +42,20 @@ pub(in crate::api) fn age(prefix: &str, id: &str) -> Duration {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "File")]
 pub(in crate::api) struct FileObject {
+    /// Begins with `file-`.
     pub(in crate::api) id: String,
+    /// `file`.
     pub(in crate::api) object: ObjectKind,
     /// Size in bytes.
     pub(in crate::api) bytes: u64,
     /// Seconds since 1970, like all times.
     pub(in crate::api) created_at: u64,
+    /// When the file is deleted, in seconds since 1970.
     pub(in crate::api) expires_at: u64,
+    /// The name in the upload.
     pub(in crate::api) filename: String,
     pub(in crate::api) purpose: Purpose,
+    /// Always `processed`.
     pub(in crate::api) status: FileStatus,
 }
 
@@ -177,10 +182,14 @@ pub(in crate::api) enum Order {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "{T}List")]
 pub(in crate::api) struct List<T> {
+    /// `list`.
     object: ObjectKind,
+    /// A page of objects.
     data: Vec<T>,
+    /// The first object's id; absent from an empty page.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_id: Option<String>,
+    /// The last object's id, which is `after` for the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_id: Option<String>,
     /// Whether there are further objects after the last one.

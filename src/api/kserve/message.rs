@@ -410,20 +410,29 @@ fn unsupported(name: &str, datatype: &str) -> Error {
 
 #[derive(Serialize, JsonSchema)]
 pub(in crate::api) struct InferResponse<'a> {
+    /// The request's `id`, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
+    /// The name of the model that ran.
     model_name: &'a str,
+    /// Always `1`.
     model_version: &'a str,
+    /// The requested tensors.
     outputs: Vec<OutputTensor<'a>>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct OutputTensor<'a> {
+    /// The tensor's name, as in the model's metadata.
     name: &'a str,
+    /// `FP32`, `INT32`, `INT64` or `BYTES`.
     datatype: ElementType,
+    /// Dimensions, the first one for texts.
     shape: &'a [usize],
+    /// Only for a tensor that follows as binary data.
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<BinaryParameters>,
+    /// The elements in one list, in row-major order; absent if they follow as binary data.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<OutputElements>")]
     data: Option<JsonElements<'a>>,
@@ -431,6 +440,7 @@ struct OutputTensor<'a> {
 
 #[derive(Serialize, JsonSchema)]
 struct BinaryParameters {
+    /// Bytes of the tensor after the JSON.
     binary_data_size: usize,
 }
 

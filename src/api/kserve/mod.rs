@@ -54,38 +54,54 @@ impl ModelPath {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ServerMetadata {
+    /// Supported extensions of the protocol.
     extensions: [&'static str; 3],
+    /// `kivu`.
     name: &'static str,
+    /// Kivu's version.
     version: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct IndexEntry {
+    /// The name in requests.
     name: String,
     /// Why the model is not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     /// `READY`, `LOADING` or `UNAVAILABLE`.
     state: &'static str,
+    /// Always `1`.
     version: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ModelMetadata {
+    /// The tensors that a request may have.
     inputs: Vec<DeclaredTensor>,
+    /// The name in requests.
     name: String,
+    /// The tensors that a response may have.
     outputs: Vec<DeclaredTensor>,
+    /// `kivu`.
     platform: &'static str,
+    /// Always `["1"]`.
     versions: [&'static str; 1],
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ModelConfig {
+    /// `kivu`.
     backend: &'static str,
+    /// The tensors that a request may have.
     input: Vec<ConfiguredTensor>,
+    /// Always 0: the first dimension counts the texts.
     max_batch_size: usize,
+    /// The name in requests.
     name: String,
+    /// The tensors that a response may have.
     output: Vec<ConfiguredTensor>,
+    /// `kivu`.
     platform: &'static str,
 }
 

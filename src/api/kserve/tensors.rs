@@ -31,8 +31,11 @@ const IDS: &str = "generated_indices";
 /// A tensor in a model's metadata.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(super) struct DeclaredTensor {
+    /// `FP32`, `INT32`, `INT64` or `BYTES`.
     datatype: &'static str,
+    /// The name in requests and responses.
     pub(super) name: String,
+    /// Dimensions; -1 for any size.
     shape: Vec<i64>,
 }
 
@@ -51,8 +54,11 @@ impl DeclaredTensor {
 /// A tensor in a model's configuration.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct ConfiguredTensor {
+    /// Triton's name for the type, such as `TYPE_FP32`.
     data_type: String,
+    /// Dimensions; -1 for any size.
     dims: Vec<i64>,
+    /// The name in requests and responses.
     name: String,
 }
 

@@ -29,6 +29,7 @@ pub(in crate::api) struct OllamaShowRequest {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaTags")]
 pub(in crate::api) struct Tags {
+    /// All models, loaded or not.
     models: Vec<ListedModel>,
 }
 
@@ -36,8 +37,11 @@ pub(in crate::api) struct Tags {
 #[schemars(rename = "OllamaModel")]
 struct ListedModel {
     details: Details,
+    /// SHA-256 of the bundle's manifest, in hexadecimal.
     digest: String,
+    /// The name in requests.
     model: String,
+    /// The same as `model`.
     name: String,
     /// Total file size in bytes.
     size: u64,
@@ -46,19 +50,27 @@ struct ListedModel {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaDetails")]
 struct Details {
+    /// The family, as a list.
     families: [String; 1],
+    /// The architecture in lower case, such as `bert`.
     family: String,
+    /// The file format, `onnx`.
     format: &'static str,
+    /// Always empty.
     parameter_size: &'static str,
+    /// Always empty.
     parent_model: &'static str,
+    /// The weights' number format: `int8`, `int8-blocks` or `fp32`.
     quantization_level: String,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaShowResponse")]
 pub(in crate::api) struct ShowResponse {
+    /// `embedding`, if the model has dense vectors.
     capabilities: Vec<&'static str>,
     details: Details,
+    /// Architecture, maximum tokens per text and dense dimensions, under names that begin with the family.
     #[schemars(with = "Object")]
     model_info: Value,
 }
@@ -66,12 +78,14 @@ pub(in crate::api) struct ShowResponse {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaVersion")]
 pub(in crate::api) struct Version {
+    /// Kivu's version.
     version: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaProcesses")]
 pub(in crate::api) struct Processes {
+    /// The models in memory.
     models: Vec<Process>,
 }
 
@@ -81,10 +95,13 @@ struct Process {
     /// Maximum tokens per text.
     context_length: usize,
     details: Details,
+    /// SHA-256 of the bundle's manifest, in hexadecimal.
     digest: String,
     /// When the model leaves memory if no request uses it until then.
     expires_at: String,
+    /// The name in requests.
     model: String,
+    /// The same as `model`.
     name: String,
     /// Memory in bytes.
     size: u64,

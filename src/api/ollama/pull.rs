@@ -39,6 +39,7 @@ pub(in crate::api) struct OllamaPullRequest {
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaPullProgress")]
 pub(in crate::api) struct Line {
+    /// What is done at the moment, or `success`.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
     /// What is downloaded.
@@ -50,6 +51,7 @@ pub(in crate::api) struct Line {
     /// In bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     completed: Option<u64>,
+    /// Why the model could not be fetched or built.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }

@@ -154,26 +154,32 @@ function localize(path, name, body) {
   };
 }
 
-function curl(method, path, body) {
+function curl(method, path, body, form) {
   const url = base + path.slice(1).replaceAll("{version}", "1").replace(/\{(\w+)\}/g, (_, name) => name.toUpperCase());
   if (method === "get") return `curl ${url}`;
-  const quoted = body === undefined ? "" : ` -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
-  return `curl ${url} -H 'content-type: application/json'${quoted}`;
+  if (form) {
+    const { properties, required } = resolve(form.schema);
+    return `curl ${url}${required.map((name) => ` -F ${name}=${resolve(properties[name]).enum?.[0] ?? "@FILE"}`).join("")}`;
+  }
+  if (body === undefined) return `curl -X ${method.toUpperCase()} ${url}`;
+  return `curl ${url} -H 'content-type: application/json' -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
 }
 
 function requestSection(method, path, operation) {
-  const content = operation.requestBody?.content?.["application/json"];
+  const { "application/json": json, "multipart/form-data": form } = operation.requestBody?.content ?? {};
+  const content = json ?? form;
   const given = examples(content);
   const parts = [el("h3", {}, "Request")];
   for (const parameter of operation.parameters ?? []) {
-    parts.push(el("p", {}, el("code", {}, `{${parameter.name}}`), " ", ...prose(parameter.description)));
+    const name = parameter.in === "path" ? `{${parameter.name}}` : `?${parameter.name}=`;
+    parts.push(el("p", {}, el("code", {}, name), " ", ...prose(parameter.description)));
   }
   if (content) parts.push(fieldTable(content.schema, "Request fields"));
   for (const [name, value] of given.length ? given : [["", undefined]]) {
     const { isServed, ...example } = localize(path, name, value);
     const note = isServed ? name : `${name ? `${name}: ` : ""}this server has no such model`;
     if (note) parts.push(el("p", { class: "note" }, note));
-    parts.push(el("pre", { tabindex: "0" }, curl(method, example.path, example.body)));
+    parts.push(el("pre", { tabindex: "0" }, curl(method, example.path, example.body, form)));
   }
   return parts;
 }

@@ -24,10 +24,10 @@ pub(super) const BATCHES: Api = Api {
             .response::<FileObject>("The file.", FILE),
         get!("/v1/files", "list_files", files::list, "List the caller's files")
             .optional()
-            .query::<ObjectId>("after")
-            .query::<Limit>("limit")
-            .query::<Order>("order")
-            .query::<String>("purpose")
+            .query::<String>("after", "The last id of the page before.")
+            .query::<Limit>("limit", "Maximum length of the page.")
+            .query::<Order>("order", "By creation time: `desc` (default) or `asc`.")
+            .query::<String>("purpose", "Only files with this purpose: `batch` or `batch_output`.")
             .response::<List<FileObject>>("The files, newest first.", NONE),
         get!("/v1/files/{file_id}", "retrieve_file", files::retrieve, "Describe a file")
             .optional()
@@ -51,8 +51,8 @@ pub(super) const BATCHES: Api = Api {
             .response::<Batch>("The batch.", BATCH),
         get!("/v1/batches", "list_batches", batches::list, "List the caller's batches")
             .optional()
-            .query::<ObjectId>("after")
-            .query::<Limit>("limit")
+            .query::<String>("after", "The last id of the page before.")
+            .query::<Limit>("limit", "Maximum length of the page.")
             .response::<List<Batch>>("The batches, newest first.", NONE),
         get!("/v1/batches/{batch_id}", "retrieve_batch", batches::retrieve, "Describe a batch")
             .optional()
@@ -63,13 +63,6 @@ pub(super) const BATCHES: Api = Api {
     ],
 };
 
-/// The last id of the page before.
-#[derive(JsonSchema)]
-#[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
-struct ObjectId(String);
-
-/// Maximum length of the page.
 #[derive(JsonSchema)]
 #[schemars(inline)]
 #[expect(dead_code, reason = "only its schema is used")]

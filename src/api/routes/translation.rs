@@ -29,7 +29,7 @@ pub(super) const DEEPL: Api = Api {
             translators::deepl_languages,
             "List the languages, as DeepL does"
         )
-        .query::<LanguageSide>("type")
+        .query::<LanguageSide>("type", "`source` (default) or `target` languages.")
         .response::<Vec<translators::DeepLLanguage>>(
             "Source or target languages.",
             r#"[{"language": "EN", "name": "English"}]"#,
