@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::Content,
+    json::{Content, Tree},
     json_schemas::{Text, TextOrObject, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::embedding::EmbeddingParameters,
@@ -158,7 +158,7 @@ pub(super) struct BedrockRanks {
 /// API Gateway decodes the slash in an ARN, so that the id has several segments.
 pub(super) async fn invoke(
     InPath(id): InPath<Vec<(String, String)>>,
-    UntypedCall(context, body): UntypedCall<Value>,
+    UntypedCall(context, Tree(body)): UntypedCall<Tree>,
 ) -> Reply {
     let id = id.into_iter().map(|(_, segment)| segment).collect::<Vec<_>>().join("/");
     let model = served_name(&context.app, &id);

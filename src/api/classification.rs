@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    json::{Content, flattened},
+    json::{Content, Kind, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     pipeline::{
         Input, classification::ClassificationPipeline, scores::ScoreFunction, zero_shot::ZeroShotPipeline,
@@ -19,6 +19,7 @@ use crate::{
     task::{
         Scope, TruncationParameters,
         classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
+        labels,
     },
 };
 
@@ -40,13 +41,20 @@ pub(super) struct PredictRequest {
     model: Option<String>,
     /// Whether scores are logits.
     raw_scores: Option<bool>,
+    /// Not supported: the labels are the model's own.
+    #[serde(alias = "labels")]
+    #[schemars(with = "Option<()>")]
+    candidate_labels: Option<Kind>,
     #[serde(flatten, deserialize_with = "flattened")]
     truncation: TruncationParameters,
 }
 
 /// Classify texts
 pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
-    let (_, pipeline) = context.classification(body.model.as_deref()).await?;
+    let (model, pipeline) = context.classification(body.model.as_deref()).await?;
+    if body.candidate_labels.is_some() {
+        return Err(labels::unused(model, "candidate_labels").into());
+    }
     predict_with(&context, pipeline, body).await
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{MapAccess, SeqAccess},
+    de::{Error as _, MapAccess, SeqAccess},
 };
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::{self, Content, FromJson, Kind},
+    json::{self, Content, FromJson, Kind, Tree},
     json_schemas::{Inputs, OneText, Texts},
     pipeline::{
         Input,
@@ -46,7 +46,7 @@ pub(super) struct EmbedOptions {
 pub(super) struct EmbedRequest {
     #[schemars(with = "Inputs")]
     inputs: Option<Content>,
-    // Options are checked after the model is found; of an option that is given several times, the last one counts.
+    // Options are checked after the model is found.
     #[serde(flatten)]
     #[schemars(with = "EmbedOptions")]
     options: Map<String, Value>,
@@ -83,8 +83,12 @@ impl<'de> FromJson<'de> for EmbedRequest {
         let mut request = Self::default();
         while let Some(name) = fields.next_key::<String>()? {
             match name.as_str() {
+                "inputs" if request.inputs.is_some() => return Err(A::Error::duplicate_field("inputs")),
                 "inputs" => request.inputs = Some(fields.next_value()?),
-                _ => drop(request.options.insert(name, fields.next_value()?)),
+                _ => {
+                    let Tree(value) = fields.next_value()?;
+                    json::add_field(&mut request.options, name, value)?;
+                }
             }
         }
         request.name = request.options.get("model").and_then(Value::as_str).map(str::to_owned);

@@ -25,7 +25,7 @@ pub(super) use crate::json::{from_parameters, from_value};
 use crate::{
     backend::Deadline,
     error::Error,
-    json::{self, Budget, ReadError, wrong_value},
+    json::{self, Budget, ReadError, Tree, wrong_value},
     task::Scope,
 };
 
@@ -190,7 +190,7 @@ impl FromRequest<Arc<App>> for Submitted {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
         if essence(request.headers()) != "application/x-www-form-urlencoded" {
-            let Call(context, body) = Call::from_request(request, app).await?;
+            let Call(context, Tree(body)) = Call::from_request(request, app).await?;
             return Ok(Self(context, body));
         }
         let started = Instant::now();

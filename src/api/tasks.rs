@@ -22,12 +22,11 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    json::Tree,
     model::{Model, Pipeline},
     pipeline::sharing_turns,
+    task::labels,
 };
-
-/// The parameter with labels to choose from.
-const LABELS: &str = "candidate_labels";
 
 // Bodies are value trees, because their types depend on a model, whose name may be the last field.
 
@@ -36,7 +35,7 @@ const LABELS: &str = "candidate_labels";
 /// Accepts the body for `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate
 /// from, depending on the first model's task, or the `/similarity` body if `inputs` has a `source_sentence`. Returns
 /// that route's response.
-pub(super) async fn default_task(Call(context, body): Call<Value>) -> Reply {
+pub(super) async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply {
     run_default(&context, body).await
 }
 
@@ -112,18 +111,13 @@ async fn run_task(
 /// Refuses requests for another task, whose response their client would misread.
 fn check_parameters(model: &Model, body: &Value) -> Result<()> {
     let given = body.get("parameters").filter(|parameters| !parameters.is_null());
-    let has_labels = given.is_some_and(|given| given.get(LABELS).is_some_and(|labels| !labels.is_null()));
     match &model.pipeline {
         Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => {
-            Err(Error::invalid(format!("expected the field `parameters.{LABELS}`, but found none")))
+            Err(Error::invalid("expected the field `parameters.candidate_labels`, but found none"))
         }
-        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) => Ok(()),
-        _ if has_labels => Err(Error::invalid(format!(
-            "expected a model that takes `parameters.{LABELS}`, but `{}` is for `{}`; the path `/models/NAME` selects \
-             another one",
-            model.name, model.manifest.task
-        ))),
-        _ => Ok(()),
+        _ => [Some(body), given].into_iter().flatten().filter_map(Value::as_object).try_for_each(|fields| {
+            labels::refuse_unused(model, fields)
+        }),
     }
 }
 
@@ -155,7 +149,7 @@ const BYTES_PER_VALUE: usize = 12;
 pub(super) struct VertexRequest {
     /// Bodies for `POST /`.
     #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
-    instances: Vec<Value>,
+    instances: Vec<Tree>,
 }
 
 /// Run the first model for several requests, as Vertex AI does
@@ -166,10 +160,10 @@ pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexReq
     sharing_turns(run_instances(&context, body.instances)).await
 }
 
-async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
+async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
     let (limits, count) = (&context.app.limits, instances.len());
     let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); count], 0, None);
-    let runs = instances.into_iter().enumerate().map(|(index, instance)| async move {
+    let runs = instances.into_iter().enumerate().map(|(index, Tree(instance))| async move {
         let response = run_default(&context.of_part(count), instance).await?;
         Ok::<_, Rejection>((index, response.into_parts()))
     });
@@ -193,7 +187,7 @@ async fn run_instances(context: &Context, instances: Vec<Value>) -> Reply {
 }
 
 /// Run a model
-pub(super) async fn infer(InPath(name): InPath<String>, Call(context, body): Call<Value>) -> Reply {
+pub(super) async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)): Call<Tree>) -> Reply {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }

@@ -6,6 +6,7 @@
 mod budget;
 mod content;
 mod objects;
+mod tree;
 mod typed;
 
 use serde::{
@@ -18,6 +19,7 @@ pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
     objects::Objects,
+    tree::{Tree, add_field, fields},
     typed::{from_parameters, from_value, wrong_value},
 };
 use crate::error::{Error, Result};

@@ -22,6 +22,9 @@ pub(crate) fn wrong_value(path: &str, cause: &str) -> Error {
         let known = known.strip_prefix("one of ").unwrap_or(known);
         return Error::invalid(format!("unknown field {field}; known fields: {known}"));
     }
+    if let Some(name) = cause.strip_prefix("duplicate field ") {
+        return Error::invalid(format!("expected each field once in {field}, but found {name} twice"));
+    }
     let prefixes = ["invalid type: ", "invalid value: ", "unknown variant: "];
     let described = prefixes.iter().find_map(|prefix| cause.strip_prefix(prefix)?.split_once(", expected "));
     Error::invalid(match described {

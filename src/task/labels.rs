@@ -4,12 +4,14 @@ use std::{convert::Infallible, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::count;
 use crate::{
     error::{Error, Result},
     json::{Content, List},
     json_schemas::Texts,
+    model::{Model, Pipeline},
     pipeline::zero_shot::Labels,
 };
 
@@ -18,6 +20,30 @@ use crate::{
 #[serde(transparent)]
 #[schemars(inline)]
 pub struct LabelList(#[schemars(with = "Texts")] Content);
+
+/// The parameter with labels, and its other name.
+const NAMES: [&str; 2] = ["candidate_labels", "labels"];
+
+/// Refuses labels among the parameters for a model that takes none, whose answers a client would take for answers about
+/// its labels.
+pub(crate) fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<()> {
+    if matches!(model.pipeline, Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_)) {
+        return Ok(());
+    }
+    match NAMES.into_iter().find(|name| parameters.get(*name).is_some_and(|labels| !labels.is_null())) {
+        Some(name) => Err(unused(model, name)),
+        None => Ok(()),
+    }
+}
+
+/// The error for labels in a request to a model that takes none.
+pub(crate) fn unused(model: &Model, name: &str) -> Error {
+    Error::invalid(format!(
+        "expected a model that takes `{name}`, but `{}` is for `{}`; `model`, or `models/NAME` in the path, selects \
+         another one",
+        model.name, model.manifest.task
+    ))
+}
 
 impl FromStr for LabelList {
     type Err = Infallible;
@@ -57,7 +83,7 @@ impl LabelList {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

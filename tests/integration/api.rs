@@ -345,10 +345,27 @@ async fn oversized_requests_are_rejected_with_the_limit() {
 async fn requests_for_another_models_task_are_refused() {
     let hub = json!({ "inputs": "cat", "parameters": {} }).to_string();
     let labels = json!({ "inputs": "cat", "parameters": { "candidate_labels": ["a", "b"] } }).to_string();
+    let beside = json!({ "inputs": "cat", "labels": "a,b" }).to_string();
     for path in ["/", "/models/tiny", "/invocations"] {
-        let expected = "422: expected a model that takes `parameters.candidate_labels`, but `tiny` is for \
-                        `feature-extraction`; the path `/models/NAME` selects another one";
-        assert_eq!(refusal(path, labels.clone()).await, expected, "{path}");
+        for (name, body) in [("candidate_labels", &labels), ("labels", &beside)] {
+            let expected = format!(
+                "422: expected a model that takes `{name}`, but `tiny` is for `feature-extraction`; `model`, or \
+                 `models/NAME` in the path, selects another one"
+            );
+            assert_eq!(refusal(path, body.clone()).await, expected, "{path}");
+        }
+    }
+    let classifier = router(App::new(vec![scripted_model_of(Task::TextClassification)], Limits::default()));
+    let name = &scripted_model_of(Task::TextClassification).name;
+    let tensor = json!([{ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["cat"] }]);
+    for (path, body) in [
+        ("/predict".to_owned(), json!({ "inputs": "cat", "candidate_labels": ["a"] })),
+        ("/predict".to_owned(), json!({ "inputs": "cat", "labels": ["a"] })),
+        (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
+    ] {
+        let (_, body) = answer(classifier.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        let error = body["error"].as_str().unwrap();
+        assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
     }
     assert_eq!(
         app().oneshot(post("/", hub.clone())).await.unwrap().status(),
@@ -366,6 +383,21 @@ async fn requests_for_another_models_task_are_refused() {
             "{path}"
         );
     }
+}
+
+#[tokio::test]
+async fn fields_that_are_given_twice_are_refused() {
+    for (path, body) in [
+        ("/embed", r#"{"inputs": "a", "inputs": "b"}"#),
+        ("/", r#"{"inputs": "a", "inputs": "a"}"#),
+        ("/models/tiny", r#"{"inputs": "a", "parameters": null, "inputs": "b"}"#),
+        ("/similarity", r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "inputs": null}"#),
+    ] {
+        let expected = "422: expected each field once in the body, but found `inputs` twice";
+        assert_eq!(refusal(path, body).await, expected, "{path}");
+    }
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": true, "truncate": true}"#).await, @"422: expected each field once in the body, but found `truncate` twice");
+    insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}, {"inputs": "a", "inputs": "b"}]}"#).await, @"422: expected each field once in `instances[1]`, but found `inputs` twice");
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ pub(in crate::api) struct InferRequest {
     /// The output tensors to return; all by default.
     outputs: Option<Vec<OutputRequest>>,
     /// The task's parameters, and `binary_data_output`: whether all outputs are returned as bytes after the JSON.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::fields")]
     pub(super) parameters: Map<String, Value>,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct InferInput {
     /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
     /// `binary_data_size`: the number of bytes after the JSON in place of `data`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::fields")]
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
     #[schemars(with = "Option<Value>")]
@@ -127,7 +127,7 @@ struct OutputRequest {
     /// The tensor's name.
     name: String,
     /// `binary_data`: whether the tensor is returned as bytes after the JSON.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::fields")]
     parameters: Map<String, Value>,
 }
 

@@ -16,6 +16,7 @@ use crate::{
     task::{
         classification::ClassificationParameters,
         entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        labels::refuse_unused,
         ranking::RankingParameters,
         text_to_text::TextToTextParameters,
     },
@@ -160,6 +161,7 @@ pub(super) async fn run<'a>(
     let outputs = interface.requested(&model.pipeline, request)?;
     outputs.iter().try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
+    refuse_unused(model, &request.parameters)?;
     let (scope, deadline) = (context.scope(), context.deadline);
     let rows = || rows(context, &interface.names, request);
     let labelled = || -> Result<_> {
