@@ -88,7 +88,11 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let out = out.unwrap_or_default();
     // A bundle under its default name is found by `kivu serve SOURCE` until the source changes, so its id is
     // recorded.
-    let is_default = default.is_some() && arguments.name.is_none();
+    let is_own_name = |name: &str| default_name(source, None).is_ok_and(|default| default == name);
+    let is_default = default.is_some() && arguments.name.as_deref().is_none_or(is_own_name);
+    if is_default && arguments.name.is_none() {
+        require_own(source, &out, config)?;
+    }
     let id = if is_default { path_id(source).ok() } else { None };
     let Options { task, precision, engine, allow } = arguments.build.options(config);
     let request = Request {
@@ -110,6 +114,22 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         &report.served_as(default.as_deref().and_then(|name| serving(name, &out, config))),
         arguments.json,
     )
+}
+
+/// Refuses to replace the bundle of another folder that happens to have the same name.
+fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
+    let Some(other) = NamedModels::new(config).source_of(out) else { return Ok(()) };
+    if source.canonicalize().is_ok_and(|source| source == other) {
+        return Ok(());
+    }
+    let name = out.file_name().unwrap_or_default().display();
+    Err(Error::config(format!(
+        "expected a new name for the model in `{}`, but found a bundle of `{}` in `{}`; name this one with `--name NAME`, \
+         or replace that one with `--name {name}`",
+        source.display(),
+        other.display(),
+        out.display()
+    )))
 }
 
 /// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.

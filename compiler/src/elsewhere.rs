@@ -23,6 +23,8 @@ const NAME: &str = "elsewhere.json";
 #[derive(Serialize, Deserialize)]
 pub(super) struct Elsewhere {
     version: String,
+    /// What the bundle was built from; earlier versions did not record it.
+    source: Option<PathBuf>,
     id: String,
     bundle: PathBuf,
     /// Identifies the bundle, which may have been replaced.
@@ -30,10 +32,10 @@ pub(super) struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// The bundle at `path`, built from a source with this id.
-    pub(super) fn new(id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
+    /// The bundle at `path`, built from `source`, which has this id.
+    pub(super) fn new(source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
         let (version, id, digest) = (VERSION.to_owned(), id.to_owned(), bundle.digest().to_owned());
-        Ok(Self { version, id, bundle: canonical(path)?, digest })
+        Ok(Self { version, source: Some(canonical(source)?), id, bundle: canonical(path)?, digest })
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
@@ -50,11 +52,20 @@ impl Elsewhere {
     /// Build time and path, if the bundle exists and was built by this version from a source with this id.
     pub(super) fn find(self, id: &str) -> Option<(SystemTime, PathBuf)> {
         let is_current = self.version == VERSION && self.id == id;
-        let is_same = || Bundle::open(&self.bundle).is_ok_and(|bundle| bundle.digest() == self.digest);
-        if !is_current || !is_same() {
+        if !is_current || !self.is_there() {
             return None;
         }
         Some((built(&self.bundle)?, self.bundle))
+    }
+
+    /// What the bundle at `path` was built from, if it is this one.
+    pub(super) fn source_of(self, path: &Path) -> Option<PathBuf> {
+        (self.bundle == path && self.is_there()).then_some(self.source)?
+    }
+
+    /// Whether the bundle exists and was not replaced.
+    fn is_there(&self) -> bool {
+        Bundle::open(&self.bundle).is_ok_and(|bundle| bundle.digest() == self.digest)
     }
 }
 

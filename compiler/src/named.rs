@@ -159,7 +159,14 @@ impl NamedModels {
     /// source's [`path_id`] before the build.
     pub fn add_elsewhere(&self, source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<()> {
         let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;
-        Elsewhere::new(id, bundle, path)?.write(&folder)
+        Elsewhere::new(source, id, bundle, path)?.write(&folder)
+    }
+
+    /// The folder or recipe that the bundle at `path` was built from, if [`add_elsewhere`](Self::add_elsewhere) has
+    /// recorded it.
+    pub fn source_of(&self, path: &Path) -> Option<PathBuf> {
+        let path = path.canonicalize().ok()?;
+        folders(&self.root).iter().find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
     }
 
     /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model

@@ -222,6 +222,32 @@ async fn requests_keep_the_model_that_they_use() {
     assert_eq!(server.loaded(), ["b"]);
 }
 
+/// Two loads that wait for memory are as many as there are threads.
+#[tokio::test]
+async fn a_load_that_fits_does_not_wait_for_others() {
+    let Some(folder) = Folder::new(&["a", "b", "c", "d"]) else { return };
+    folder.add("small", &folder.other);
+    let small = folder.other.manifest().files.iter().map(|file| file.size).sum::<u64>();
+    assert!(small < folder.memory_for(1));
+    let server = folder.serve(folder.memory_for(2) + small);
+    let lease = async |name| server.catalog.lease(&server.entry(name), soon()).await.unwrap().unwrap();
+    let in_use = [lease("a").await, lease("b").await];
+    let waiting = ["c", "d"].map(|name| {
+        let server = server.clone();
+        tokio::spawn(async move { server.embed(name).await })
+    });
+    for name in ["c", "d"] {
+        until(async || (server.entry(name).state() == ModelState::Loading).then_some(())).await;
+    }
+    server.vector("small").await;
+    assert!(["c", "d"].iter().all(|name| server.entry(name).state() == ModelState::Loading));
+    drop(in_use);
+    for embedded in waiting {
+        let (status, vector) = embedded.await.unwrap();
+        assert_eq!(status, 200, "{vector}");
+    }
+}
+
 #[tokio::test]
 async fn a_model_that_cannot_be_loaded_fails_alone_and_recovers() {
     let Some(folder) = Folder::new(&["a", "b"]) else { return };

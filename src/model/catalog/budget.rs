@@ -9,8 +9,15 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Budget {
     max: u64,
-    used: Mutex<u64>,
-    freed: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: u64,
+    /// How often bytes were freed, or [`Budget::wake`] was called.
+    changes: u64,
 }
 
 /// Bytes that a model takes; they are free again once this is dropped.
@@ -22,7 +29,7 @@ pub(super) struct Reserved {
 
 impl Budget {
     pub(super) fn new(max: u64) -> Arc<Self> {
-        Arc::new(Self { max, used: Mutex::default(), freed: Condvar::new() })
+        Arc::new(Self { max, state: Mutex::default(), changed: Condvar::new() })
     }
 
     pub(super) fn max(&self) -> u64 {
@@ -30,46 +37,57 @@ impl Budget {
     }
 
     pub(super) fn used(&self) -> u64 {
-        *self.lock()
+        self.lock().used
     }
 
     /// Takes `bytes`; `None` if fewer are free.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
-        let mut used = self.lock();
-        let sum = used.checked_add(bytes).filter(|sum| *sum <= self.max)?;
-        *used = sum;
+        let mut state = self.lock();
+        state.used = state.used.checked_add(bytes).filter(|sum| *sum <= self.max)?;
         Some(Reserved { budget: Arc::clone(self), bytes })
     }
 
-    /// Waits until bytes are freed or [`Budget::wake`] is called, but not longer than `limit`.
-    pub(super) fn wait(&self, limit: Duration) {
-        let _ = self.freed.wait_timeout(self.lock(), limit).unwrap_or_else(PoisonError::into_inner);
+    /// For [`Budget::wait`]: what happens from now on ends its wait.
+    pub(super) fn changes(&self) -> u64 {
+        self.lock().changes
     }
 
-    /// Wakes those that wait for bytes, since a model is idle that may leave.
+    /// Waits until bytes are freed or [`Budget::wake`] is called, if neither has happened since `changes`, but not longer
+    /// than `limit`.
+    pub(super) fn wait(&self, changes: u64, limit: Duration) {
+        let is_same = |state: &mut State| state.changes == changes;
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, is_same);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Wakes those that wait: a model is idle that may leave, or another one is to be loaded.
     pub(super) fn wake(&self) {
-        self.freed.notify_all();
+        self.change(|_| {});
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        state.changes += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Reserved {
     /// Changes the number of bytes to what the model was found to take, even beyond the budget.
     pub(super) fn correct(&mut self, bytes: u64) {
-        let mut used = self.budget.lock();
-        *used = (*used - self.bytes) + bytes;
-        self.bytes = bytes;
-        drop(used);
-        self.budget.freed.notify_all();
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        self.budget.change(|state| state.used = (state.used - before) + bytes);
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        *self.budget.lock() -= self.bytes;
-        self.budget.freed.notify_all();
+        self.budget.change(|state| state.used -= self.bytes);
     }
 }

@@ -1,9 +1,10 @@
 //! Threads that load models within the memory budget.
 
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -34,6 +35,15 @@ const IDLE_TIME: Duration = Duration::from_secs(1);
 /// The longest time between looking for idle models.
 const POLL: Duration = Duration::from_millis(100);
 
+/// Loads that no thread has begun.
+struct Waiting {
+    requested: flume::Receiver<Arc<Entry>>,
+    /// Oldest first.
+    loads: Vec<Arc<Entry>>,
+    /// When models in use were last told to leave.
+    asked: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Loads {
     pub(super) budget: Arc<Budget>,
@@ -43,6 +53,8 @@ pub(super) struct Loads {
 /// A thread's view.
 #[derive(Clone)]
 struct Loader {
+    /// Held by the thread that looks for its next load.
+    waiting: Arc<Mutex<Waiting>>,
     budget: Arc<Budget>,
     shared: Arc<Shared>,
     config: Arc<Config>,
@@ -55,8 +67,10 @@ struct Loader {
 impl Loads {
     pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
         let budget = Budget::new(config.model_memory()?);
-        let (queue, waiting) = flume::unbounded::<Arc<Entry>>();
+        let (queue, requested) = flume::unbounded();
+        let waiting = Waiting { requested, loads: Vec::new(), asked: Instant::now() };
         let loader = Loader {
+            waiting: Arc::new(Mutex::new(waiting)),
             budget: Arc::clone(&budget),
             shared,
             config: Arc::new(config.clone()),
@@ -64,10 +78,14 @@ impl Loads {
             begun: Arc::default(),
         };
         for number in 0..THREADS {
-            let (loader, waiting) = (loader.clone(), waiting.clone());
+            let loader = loader.clone();
             thread::Builder::new()
                 .name(format!("load-{number}"))
-                .spawn(move || waiting.iter().for_each(|entry| loader.load(&entry)))
+                .spawn(move || {
+                    while let Some((entry, memory)) = loader.next() {
+                        loader.load(&entry, memory);
+                    }
+                })
                 .map_err(Error::io("cannot start a thread that loads models"))?;
         }
         Ok(Self { budget, queue })
@@ -88,6 +106,7 @@ impl Loads {
         }
         *slot = Slot::Loading;
         let sent = self.queue.send(Arc::clone(entry));
+        self.budget.wake();
         sent.map(|()| true).map_err(|_| Error::model("the threads that load models have stopped"))
     }
 }
@@ -113,9 +132,9 @@ impl Failure {
 }
 
 impl Loader {
-    fn load(&self, entry: &Arc<Entry>) {
+    fn load(&self, entry: &Arc<Entry>, memory: Result<Reserved>) {
         let started = Instant::now();
-        let loaded = catch_unwind(AssertUnwindSafe(|| self.open(entry)));
+        let loaded = catch_unwind(AssertUnwindSafe(|| self.open(entry, memory?)));
         let loaded = loaded.unwrap_or_else(|_| Err(Error::model("loading the model panicked")));
         let slot = match loaded {
             Ok(Some(resident)) => {
@@ -137,9 +156,8 @@ impl Loader {
     }
 
     /// Opens a model; `None` if its bundle was replaced or removed.
-    fn open(&self, entry: &Arc<Entry>) -> Result<Option<Resident>> {
+    fn open(&self, entry: &Arc<Entry>, mut memory: Reserved) -> Result<Option<Resident>> {
         let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
-        let mut memory = self.reserve(entry)?;
         if let Home::Folder(folder) = listed.bundle.home() {
             // Bundles in folders are replaced in place, or removed.
             if !folder.join(MANIFEST).exists() {
@@ -172,38 +190,55 @@ impl Loader {
         Ok((outcome?, found.filter(|_| is_alone)))
     }
 
-    /// Waits for memory; idle models leave for it.
-    fn reserve(&self, entry: &Entry) -> Result<Reserved> {
-        let (bytes, max) = (estimate(entry), self.budget.max());
-        if bytes > max {
-            return Err(Error::too_large(format!(
-                "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB; raise `max_memory`",
-                entry.name,
-                max / 1_000_000,
-                bytes.div_ceil(1_000_000)
-            )));
-        }
-        // When models in use were last told to leave.
-        let mut asked = Instant::now();
+    /// Waits for a load and its memory: the oldest load, for which idle models leave, or one after it that fits meanwhile.
+    /// `None` once the models are no longer served.
+    fn next(&self) -> Option<(Arc<Entry>, Result<Reserved>)> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(reserved) = self.budget.reserve(bytes) {
-                return Ok(reserved);
+            let changes = self.budget.changes();
+            waiting.receive()?;
+            if let Some(oldest) = waiting.take(0..1, |entry| self.reserve(entry)) {
+                waiting.asked = Instant::now();
+                return Some(oldest);
             }
-            if self.evict_idle() {
+            if self.evict_idle(estimate(&waiting.loads[0])) {
                 continue;
             }
-            if asked.elapsed() > IDLE_TIME {
-                self.evict_busy(bytes);
-                asked = Instant::now();
+            let others = 1..waiting.loads.len();
+            if let Some(fitting) = waiting.take(others, |entry| self.reserve(entry)) {
+                return Some(fitting);
             }
-            self.budget.wait(POLL);
+            if waiting.asked.elapsed() > IDLE_TIME {
+                self.evict_busy(estimate(&waiting.loads[0]));
+                waiting.asked = Instant::now();
+            }
+            self.budget.wait(changes, POLL);
         }
     }
 
-    /// Lets the least recently used idle model leave; `false` if there is none.
-    fn evict_idle(&self) -> bool {
+    /// Reserves a model's memory; `None` if too little is free at the moment.
+    fn reserve(&self, entry: &Entry) -> Option<Result<Reserved>> {
+        let (bytes, max) = (estimate(entry), self.budget.max());
+        if bytes <= max {
+            return self.budget.reserve(bytes).map(Ok);
+        }
+        Some(Err(Error::too_large(format!(
+            "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB; raise `max_memory`",
+            entry.name,
+            max / 1_000_000,
+            bytes.div_ceil(1_000_000)
+        ))))
+    }
+
+    /// Lets the least recently used idle model leave; `false` if all idle ones together do not make room for `bytes`.
+    fn evict_idle(&self, bytes: u64) -> bool {
         let entries = self.shared.entries();
-        let idle = entries.iter().filter(|entry| entry.is_idle()).min_by_key(|entry| entry.rank());
+        let idle = || entries.iter().filter(|entry| entry.is_idle());
+        let freed: u64 = idle().filter_map(|entry| entry.memory()).sum();
+        if (self.budget.used() + bytes).saturating_sub(freed) > self.budget.max() {
+            return false;
+        }
+        let idle = idle().min_by_key(|entry| entry.rank());
         let has_left = idle.is_some_and(|entry| entry.unload_idle());
         if has_left {
             telemetry::record_unload();
@@ -225,6 +260,29 @@ impl Loader {
             entry.unload();
             telemetry::record_unload();
         }
+    }
+}
+
+impl Waiting {
+    /// Takes new requests, and waits for one if there are none; `None` if there will be none.
+    fn receive(&mut self) -> Option<()> {
+        if self.loads.is_empty() {
+            self.loads.push(self.requested.recv().ok()?);
+            self.asked = Instant::now();
+        }
+        self.loads.extend(self.requested.try_iter());
+        (!self.requested.is_disconnected()).then_some(())
+    }
+
+    /// Takes the first load among these for which `reserve` has memory.
+    fn take<T>(
+        &mut self,
+        places: Range<usize>,
+        reserve: impl Fn(&Entry) -> Option<T>,
+    ) -> Option<(Arc<Entry>, T)> {
+        let (place, reserved) =
+            places.into_iter().find_map(|place| Some((place, reserve(&self.loads[place])?)))?;
+        Some((self.loads.remove(place), reserved))
     }
 }
 

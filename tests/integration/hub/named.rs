@@ -214,13 +214,26 @@ fn a_folder_that_was_built_is_served_as_it_was_built() {
     fs::write(home.path().join("tickets/README.md"), "a change").unwrap();
     drop(serve(&hub, home.path(), "tickets"));
     assert_eq!(precisions().len(), 2);
-    // A name that means something else is not printed.
+    // Its bundle is replaced by its own builds, and by others only if they ask for its name.
+    run(&["build", "tickets", "--precision", "fp32"]);
     fs::create_dir(home.path().join("other")).unwrap();
     copy(&fixtures().join("models/tiny-bert-sentiment"), &home.path().join("other/tickets"));
-    let report = run(&["build", "other/tickets", "--precision", "fp32", "--json"]);
+    let refused = |source| {
+        let message = refusal(&mut command(&hub, home.path(), &["build", source, "--precision", "fp32"]));
+        message.replace(&home.path().display().to_string(), "[home]")
+    };
+    insta::assert_snapshot!(refused("other/tickets"), @"
+    error: expected a new name for the model in `other/tickets`, but found a bundle of `[home]/tickets` in `[home]/kivu/bundles/tickets`
+    hint: name this one with `--name NAME`, or replace that one with `--name tickets`
+    ");
+    let replace = ["build", "other/tickets", "--precision", "fp32", "--name", "tickets", "--json"];
+    let report = run(&replace);
+    assert!(refused("tickets").contains("a bundle of `[home]/other/tickets`"));
+    // A name that means something else is not printed.
     let bundle = home.path().join("kivu/bundles/tickets").display().to_string();
     assert_eq!(next_commands(&report)[0], format!("kivu serve {bundle}"));
     assert_eq!(next_commands(&report)[1], format!("kivu push {bundle} s3://BUCKET/PREFIX"));
+    run(&["build", "other/tickets", "--precision", "fp32"]);
 }
 
 #[test]
