@@ -174,7 +174,7 @@ impl Job {
         let destination = self.destination()?;
         let opened = match catch_panic(|| self.open()) {
             Ok(opened) => opened,
-            Err(error) => return self.fail(error).map(ControlFlow::Break),
+            Err(error) => return self.refuse(error).map(ControlFlow::Break),
         };
         let version = opened.input.version()?;
         let is_resumable = version.is_some();
@@ -382,6 +382,17 @@ impl Job {
             checkpoint.forget()?;
         }
         Ok(Ended::Done(Box::new(report)))
+    }
+
+    /// Ends a job before its first row. Whoever runs it on local files sees the error, so no report is left next to them.
+    fn refuse(&self, error: Error) -> Result<Ended> {
+        match &self.output {
+            JobOutput::File(_) if is_permanent(&error) => {
+                let report = self.report(Status::Failed, Some(error.chain()), Progress::default());
+                Ok(Ended::Done(Box::new(report)))
+            }
+            _ => self.fail(error),
+        }
     }
 
     /// Writes the report for a job that failed permanently; temporary errors are returned.

@@ -21,14 +21,20 @@ fn processed(input: &str, contents: &[u8], output: &str) -> (Report, Vec<u8>) {
 
 /// The reason why a job on a file has no output.
 fn failure(input: &Path, output: &str) -> String {
+    failure_and_files(input, output).0
+}
+
+/// The reason why a job on a file has no output, and the files that it leaves, of which only a report is permitted.
+fn failure_and_files(input: &Path, output: &str) -> (String, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join(output);
     let report = run(job(input, &output)).unwrap();
     assert_eq!(report.status, Status::Failed);
     // Neither a checkpoint nor a part remains.
     let name = output.file_name().unwrap().to_str().unwrap();
-    assert_eq!(names(folder.path()), [format!("{name}.report.json")]);
-    report.error.unwrap()
+    let left = names(folder.path());
+    assert!(left.iter().all(|left| *left == format!("{name}.report.json")), "{left:?}");
+    (report.error.unwrap(), left)
 }
 
 #[test]
@@ -98,12 +104,14 @@ fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("r.csv");
     fs::write(&input, table).unwrap();
-    assert!(failure(&input, "emb.parquet").starts_with("expected an output name for CSV"));
+    let (cause, left) = failure_and_files(&input, "emb.parquet");
+    assert!(cause.starts_with("expected an output name for CSV"), "{cause}");
+    assert!(left.is_empty(), "nothing is left of a job that was refused before its first row: {left:?}");
     assert!(failure(&input, "emb.jsonl.gz").ends_with("rename the output, or convert the input"));
 }
 
 #[test]
-fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
+fn damaged_and_encrypted_parquet_is_refused() {
     let folder = fixtures().join("parquet");
     let cause = failure(&folder.join("encrypted-footer.parquet"), "out.parquet");
     assert!(cause.ends_with("but found an encrypted Parquet file; decrypt it"), "{cause}");
@@ -117,13 +125,14 @@ fn damaged_and_encrypted_parquet_is_refused_with_a_report() {
         let place = bytes.len() / 2;
         bytes[place] ^= 1;
         fs::write(&input, bytes).unwrap();
-        let cause = failure(&input, "out.parquet");
+        let (cause, left) = failure_and_files(&input, "out.parquet");
         assert!(cause.ends_with("Page CRC checksum mismatch"), "{name}: {cause}");
+        assert_eq!(left, ["out.parquet.report.json"], "of a job that had begun");
     }
 }
 
 #[test]
-fn a_csv_file_that_ends_within_quotes_is_refused_with_a_report() {
+fn a_csv_file_that_ends_within_quotes_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.csv");
     fs::write(&input, format!("id,text\n1,\"hello\n{}", "2,more\n".repeat(500))).unwrap();
