@@ -1,12 +1,15 @@
 //! `kivu doctor`: checks that this machine has what Kivu needs, and installs ONNX Runtime.
 
-use std::process::{Command, ExitCode, Stdio};
+use std::{
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+};
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::terminal::print;
+use super::terminal::{Progress, print};
 use kivu::{
     backend::{
         native,
@@ -59,12 +62,12 @@ struct Finding {
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     if let Some(architecture) = &arguments.function {
         let folder = config.home.join(architecture);
-        Library::of(architecture)?.install(&folder)?;
+        install(architecture, &folder)?;
         print(&folder.join(FOLDER).display().to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.fix && needs_library(config)? {
-        Library::of(std::env::consts::ARCH)?.install(&config.home)?;
+        install(std::env::consts::ARCH, &config.home)?;
     }
     let fetched = config.home.join("lambda/bin/cargo-lambda");
     let cargo_lambda = if fetched.is_file() { fetched } else { "cargo-lambda".into() };
@@ -91,6 +94,14 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         }
     }
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Installs ONNX Runtime for an architecture into a folder.
+fn install(architecture: &str, folder: &Path) -> Result<()> {
+    let progress = Progress::default();
+    let installed = Library::of(architecture)?.install(folder, &progress);
+    progress.clear();
+    installed
 }
 
 /// Whether ONNX Runtime is missing, or what Kivu installed is damaged.

@@ -54,7 +54,10 @@ impl BuildArguments {
 
 /// Loads ONNX Runtime, which is installed first if this machine lacks it.
 pub(super) fn load_runtime(config: &Config) -> Result<Runtime> {
-    onnx_runtime::load(config, print_aside)
+    let progress = Progress::default();
+    let runtime = onnx_runtime::load(config, print_aside, &progress);
+    progress.clear();
+    runtime
 }
 
 /// Finds a bundle by name, or builds it.

@@ -29,7 +29,7 @@ use kivu::{
     pipeline::Task,
     regular_file,
     repository::{
-        Bundle, Meter,
+        Bundle,
         bundle::hex,
         folder::Destination,
         manifest::{Manifest, Precision},
@@ -171,7 +171,7 @@ impl NamedModels {
 
     /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model
     /// wait for each other.
-    pub fn build<P: Progress + Meter>(
+    pub fn build<P: Progress>(
         &self,
         model: &NamedModel,
         options: &Options,
@@ -308,7 +308,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new<P: Progress + Meter>(model: &NamedModel, scratch: &Path, tools: &Tools<'_, P>) -> Result<Self> {
+    fn new<P: Progress>(model: &NamedModel, scratch: &Path, tools: &Tools<'_, P>) -> Result<Self> {
         Ok(match model {
             NamedModel::Recipe(recipe) => {
                 let scratch = Scratch::new_in(scratch)?;
@@ -327,7 +327,7 @@ impl Prepared {
         })
     }
 
-    fn build<P: Progress + Meter>(
+    fn build<P: Progress>(
         &self,
         out: PathBuf,
         name: Option<String>,
@@ -349,7 +349,7 @@ impl Prepared {
 }
 
 /// Builds a model into the caller's folder.
-pub fn build_into<P: Progress + Meter>(
+pub fn build_into<P: Progress>(
     out: PathBuf,
     name: Option<String>,
     model: &NamedModel,

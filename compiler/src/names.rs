@@ -12,7 +12,7 @@ use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
-    repository::{Meter, bundle::MANIFEST, s3::Url},
+    repository::{bundle::MANIFEST, s3::Url},
 };
 
 /// What a name refers to.
@@ -99,7 +99,7 @@ pub fn find_all(config: &mut Config, options: &Options) -> Result<bool> {
 }
 
 /// Finds a bundle by name, or builds it.
-pub fn resolve<P: Progress + Meter>(
+pub fn resolve<P: Progress>(
     named: &Path,
     options: &Options,
     tools: &Tools<'_, P>,
@@ -167,7 +167,7 @@ pub fn open(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load(name: &str, options: &Options, config: &Config) -> Result<Model> {
-    let runtime = || onnx_runtime::load(config, |_| {});
+    let runtime = || onnx_runtime::load(config, |_| {}, &());
     let tools = Tools { config, runtime: &runtime, progress: &() };
     let resolve = |named: &Path, _: &Config| Ok(resolve(named, options, &tools)?.into_path());
     open(Some(name), &mut Config { engine: options.engine, ..config.clone() }, resolve)

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use tempfile::NamedTempFile;
 
-use super::fetch::{self, Package};
+use super::{
+    Progress,
+    fetch::{self, Package},
+};
 use kivu::{
     backend::onnx::{
         Runtime,
@@ -18,11 +21,11 @@ use kivu::{
 
 /// Loads ONNX Runtime. If the configuration names no library and this machine has none, it is installed first, which
 /// `announce` tells the user.
-pub fn load(config: &Config, announce: impl FnOnce(&str)) -> Result<Runtime> {
+pub fn load(config: &Config, announce: impl FnOnce(&str), progress: &dyn Progress) -> Result<Runtime> {
     let located = match locate(config.onnxruntime.as_deref(), &config.home) {
         Err(_) if config.onnxruntime.is_none() => {
             announce(&format!("installing ONNX Runtime {VERSION} into `{}`", config.home.display()));
-            Library::of(std::env::consts::ARCH)?.install(&config.home)?;
+            Library::of(std::env::consts::ARCH)?.install(&config.home, progress)?;
             locate(None, &config.home)
         }
         located => located,
@@ -36,6 +39,7 @@ pub struct Library {
     /// Architecture name in Rust, and on Lambda.
     architectures: [&'static str; 2],
     wheel_sha256: &'static str,
+    wheel_size: u64,
     sha256: &'static str,
 }
 
@@ -43,11 +47,13 @@ const LIBRARIES: [Library; 2] = [
     Library {
         architectures: ["x86_64", "x86_64"],
         wheel_sha256: "11a8df4dcfe9ad5ff0bd71a7571dbed019fabc7594676c89fe8b86ea029c246f",
+        wheel_size: 18_176_043,
         sha256: "50775d390eb55e7abd9f6d734da103a04f0e5342ef0a76b1c6ec795544439295",
     },
     Library {
         architectures: ["aarch64", "arm64"],
         wheel_sha256: "35c7c7b0ac2e02001d28fab6c9fc24e9abc5e6faa35e6e19c63cecf1406ba89f",
+        wheel_size: 16_043_752,
         sha256: "8cac3d595f13c6c87c7d9b0590083f299bdd654def63960a58c8407b8b112328",
     },
 ];
@@ -81,14 +87,16 @@ impl Library {
     }
 
     /// Downloads the library and its licences into `home`.
-    pub fn install(&self, home: &Path) -> Result<()> {
+    pub fn install(&self, home: &Path, progress: &dyn Progress) -> Result<()> {
         let package = Package {
             requirement: &format!("onnxruntime=={VERSION}"),
             sha256: self.wheel_sha256,
+            size: Some(self.wheel_size),
             platform: Some((&format!("manylinux_2_28_{}", self.architectures[0]), PYTHON)),
         };
         let library = |package: &Path| package.join("onnxruntime/capi").join(file_name());
-        let unpacked = fetch::package(&package, home, |package| self.verify(&library(package)))?;
+        let check = |package: &Path| self.verify(&library(package));
+        let unpacked = fetch::package(&package, home, progress, check)?;
         let (source, folder) = (library(&unpacked), home.join(FOLDER));
         let unpacked = unpacked.join("onnxruntime");
         fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;

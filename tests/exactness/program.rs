@@ -22,7 +22,7 @@ use kivu::{
     pipeline::Task,
     repository::manifest::Precision,
 };
-use kivu_compiler::{Progress, Request, build};
+use kivu_compiler::{Request, build};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -42,13 +42,6 @@ struct Case {
 struct Call {
     path: String,
     body: Value,
-}
-
-struct Silent;
-
-impl Progress for Silent {
-    fn stage(&self, _: &str, _: usize) {}
-    fn step(&self) {}
 }
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +88,7 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
         allow: Vec::new(),
         cache: config.home.clone(),
     };
-    tokio::task::block_in_place(|| build(&request, &|| Ok(runtime), &Silent))?;
+    tokio::task::block_in_place(|| build(&request, &|| Ok(runtime), &()))?;
     let models = tokio::task::block_in_place(|| open(&case.out, config))?;
     let router = router(App::new(models, Limits::default()));
     let mut answers = Vec::new();

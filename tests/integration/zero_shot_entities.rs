@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{Silent, fixtures, open, open_for, request, request_without_floor, runtime, serve},
+    models::{fixtures, open, open_for, request, request_without_floor, runtime, serve},
     token_classifiers::{are_equal, batch, post},
 };
 
@@ -98,7 +98,7 @@ async fn labels_are_read_once() {
         let source = fixtures().join("models/tiny-gliner-bi");
         let out = folder.path().join("built");
         let loose = request_without_floor(Task::TokenClassification, &source, out.clone(), Some(precision));
-        build(&loose, &|| Ok(runtime), &Silent).unwrap();
+        build(&loose, &|| Ok(runtime), &()).unwrap();
         let ask = async |model: &Model, labels: &[&str]| {
             let parameters =
                 json!({ "labels": labels, "threshold": 0.2, "flat": false, "multi_label": true });
@@ -155,7 +155,7 @@ fn models_without_the_files_of_the_label_encoder_are_refused() {
         fs::copy(fixture.join(file), source.join(file)).unwrap();
     }
     let request = request(source, folder.path().join("bundle"), Some(Precision::Fp32));
-    let refusal = build(&request, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
+    let refusal = build(&request, &|| Ok(runtime), &()).map(drop).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder for labels in `labels_tokenizer`, next to `gliner_config.json`; copy `config.json`, `tokenizer.json` and `tokenizer_config.json` of `BAAI/bge-small-en-v1.5` there, or load the model with the Python package `gliner` and save it again with `save_pretrained`");
 }
 
@@ -398,7 +398,7 @@ fn the_quality_of_int8_is_measured_by_entities() {
     let source = fixtures().join("models/tiny-gliner");
     let out = folder.path().join("built");
     let loose = request_without_floor(Task::TokenClassification, &source, out, Some(Precision::Int8));
-    let built = build(&loose, &|| Ok(runtime), &Silent).unwrap();
+    let built = build(&loose, &|| Ok(runtime), &()).unwrap();
     let quality = built.bundle.manifest().weights.quality;
     let Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) =
         quality
@@ -412,7 +412,7 @@ fn the_quality_of_int8_is_measured_by_entities() {
         "{quality:?}"
     );
     let strict = request(source, folder.path().join("strict"), Some(Precision::Int8));
-    let refusal = build(&strict, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
+    let refusal = build(&strict, &|| Ok(runtime), &()).map(drop).unwrap_err().to_string();
     assert!(refusal.starts_with("expected an entity agreement with fp32 of at least 0.9900"), "{refusal}");
 }
 
@@ -422,6 +422,6 @@ fn models_without_the_files_of_the_encoder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let request =
         request(without_encoder(folder.path()), folder.path().join("bundle"), Some(Precision::Fp32));
-    let refusal = build(&request, &|| Ok(runtime), &Silent).map(drop).unwrap_err().to_string();
+    let refusal = build(&request, &|| Ok(runtime), &()).map(drop).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"expected the tokenizer and the config of the encoder next to `gliner_config.json`; copy `config.json` and `tokenizer.json` or `spm.model` of `microsoft/deberta-v3-small` there, or load the model with the Python package `gliner` and save it again with `save_pretrained`");
 }
