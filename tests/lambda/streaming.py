@@ -10,83 +10,17 @@ before the first byte have their status. BUNDLE is an embedding model. Needs onl
 import base64
 import gzip
 import json
-import queue
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-TIMEOUT_S = 60
+from runtime_api import TIMEOUT_S, Function, expect
+
 MANY = 3000
 # Lambda's limit for responses that are not streamed.
 BUFFERED_BYTES = 6 * 1024 * 1024
 PRELUDE_TYPE = "application/vnd.awslambda.http-integration-response"
-
-
-class RuntimeApi(BaseHTTPRequestHandler):
-    """Requests to a runtime API."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        event, left_s = self.server.events.get()
-        body = event if isinstance(event, bytes) else json.dumps(event).encode()
-        self.send_response(200)
-        self.send_header("Lambda-Runtime-Aws-Request-Id", "1")
-        self.send_header("Lambda-Runtime-Invocation-Id", "2")
-        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + left_s) * 1000)))
-        self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:eu-west-1:000000000000:function:api")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self):
-        if self.server.cancels:
-            self.server.cancels = False
-            self.rfile.read(1)
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-            return
-        if "Content-Length" in self.headers:
-            body, chunks = self.rfile.read(int(self.headers["Content-Length"])), 0
-        else:
-            body, chunks = self.chunked()
-        self.send_response(202)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-        self.server.received.put((self.path.rpartition("/")[2], dict(self.headers), body, chunks))
-
-    def chunked(self):
-        chunks = []
-        while size := int(self.rfile.readline(), 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        while trailer := self.rfile.readline().strip():
-            sys.exit(f"expected no trailers, but found {trailer}")
-        return b"".join(chunks), len(chunks)
-
-    def log_message(self, *_):
-        """Failures are printed by the checks."""
-
-
-class Server(ThreadingHTTPServer):
-    """A function's runtime API: hands out the invocations in `events`, and puts what the function sends into `received`."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), RuntimeApi)
-        self.events, self.received = queue.Queue(), queue.Queue()
-        # Whether to close the connection after the first byte of a response.
-        self.cancels = False
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def handle_error(self, *_):
-        """The function is killed while it waits for the next event."""
 
 
 def url_event(method, path, body=None, headers=(), is_base64=False):
@@ -100,43 +34,10 @@ def url_event(method, path, body=None, headers=(), is_base64=False):
             "isBase64Encoded": is_base64}
 
 
-def expect(what, found, expected):
-    if found != expected:
-        sys.exit(f"{what}: expected {expected!r:.500}, but found {found!r:.500}")
-
-
-class Function:
-    """A function with a runtime API of its own, until the end of a `with` block."""
-
+class StreamingFunction(Function):
     def __init__(self, bootstrap, variables, folder):
-        self.api = Server()
-        variables = {
-            "AWS_LAMBDA_FUNCTION_NAME": "api", "AWS_LAMBDA_FUNCTION_VERSION": "1", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008",
-            "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self.api.server_port}", **variables,
-        }
-        self.log = open(Path(folder, "log"), "w+b")
-        self.process = subprocess.Popen([bootstrap], cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.api.shutdown()
-        self.log.close()
-
-    def next(self, event, left_s=TIMEOUT_S):
-        """What the function sends for an event: its route in the runtime API, headers, body and number of chunks."""
-        self.api.events.put((event, left_s))
-        return self.sent()
-
-    def sent(self):
-        try:
-            return self.api.received.get(timeout=TIMEOUT_S)
-        except queue.Empty:
-            self.log.seek(0)
-            sys.exit(f"expected a response, but found none (exit status {self.process.poll()})\n{self.log.read().decode()}")
+        name = {"AWS_LAMBDA_FUNCTION_NAME": "api", "AWS_LAMBDA_FUNCTION_VERSION": "1", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008"}
+        super().__init__([bootstrap], name | variables, folder, Path(folder, "log"))
 
     def stream(self, event, left_s=TIMEOUT_S):
         """A streamed response: its status, headers, body and number of chunks."""
@@ -213,7 +114,7 @@ def main():
         refused = subprocess.run([bootstrap], cwd=folder, env=variables | {"RESPONSE_MODE": "stream"}, capture_output=True, text=True)
         message = "expected `RESPONSE_MODE` to be `buffered` or `streaming`, but found `stream`"
         expect("an unknown mode", (refused.returncode != 0, message in refused.stdout + refused.stderr), (True, True))
-        with Function(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder) as function:
+        with StreamingFunction(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder) as function:
             check(function)
 
 
