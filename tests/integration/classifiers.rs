@@ -236,10 +236,10 @@ async fn modernbert_with_the_mean_and_all_biases() {
     compare("tiny-modernbert-rank").await;
 }
 
-/// Exports by optimum, which compute logits: a classifier for zero-shot, and one that ranks.
+/// Exports by optimum, which compute logits: classifiers for zero-shot, one with a decoder, and one that ranks.
 #[tokio::test]
 async fn onnx_exports_classify_too() {
-    for name in ["tiny-roberta-nli", "tiny-bert-rank"] {
+    for name in ["tiny-roberta-nli", "tiny-bart-nli", "tiny-bert-rank"] {
         compare_with(name, fixtures().join("exports").join(name)).await;
     }
 }

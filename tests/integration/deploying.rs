@@ -25,7 +25,7 @@ use crate::{
     api::scripted,
     crate_boundaries::sources,
     document,
-    live::{function, root, succeed, tool},
+    live::{compiled, root, succeed, tool},
     serving::bundle,
 };
 
@@ -96,7 +96,7 @@ fn every_parameter_publishes_a_version() {
 #[test]
 fn releases_are_checked() {
     let (Some(mut checks), Some((_folder, bundle))) = (script("checks"), bundle()) else { return };
-    succeed(checks.arg(function("api")).arg(env!("CARGO_BIN_EXE_kivu")).arg(bundle));
+    succeed(checks.arg(compiled("api")).arg(env!("CARGO_BIN_EXE_kivu")).arg(bundle));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn the_template_can_be_deployed_and_used() {
     };
     let Some(mut walk) = script("walk") else { return };
     if functions == "compiled" {
-        walk.arg("--compiled").arg(function("api"));
+        walk.arg("--compiled").arg(compiled("api"));
     }
     succeed(walk.arg(env!("CARGO_BIN_EXE_kivu")));
 }

@@ -28,21 +28,24 @@ pub(crate) fn root() -> PathBuf {
     Path::new(crate::ROOT).canonicalize().unwrap()
 }
 
-/// A Lambda function's program, compiled if it is not up to date.
-pub(crate) fn function(name: &str) -> PathBuf {
+/// A Lambda function's program or a package's native module, compiled if it is not up to date.
+pub(crate) fn compiled(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    let status =
-        build.args(["build", "--quiet", "--workspace", "--bins"]).current_dir(crate::ROOT).status().unwrap();
-    assert!(status.success(), "the functions cannot be compiled");
+    build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
+    assert!(outside_of_cargo(&mut build).status().unwrap().success(), "`{name}` cannot be compiled");
     Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 
-/// A package's native module, compiled if it is not up to date.
-pub(crate) fn library(name: &str) -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    let build = build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
-    assert!(build.status().unwrap().success(), "the module cannot be compiled");
-    Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
+/// Removes the variables that `cargo test` sets for tests. If a command runs cargo with them, crates whose build scripts
+/// depend on one are compiled again with all crates above them, and once more by the next cargo without them.
+fn outside_of_cargo(command: &mut Command) -> &mut Command {
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*name);
+        }
+    }
+    command
 }
 
 pub(crate) fn succeed(command: &mut Command) {
@@ -159,16 +162,8 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = Command::new(python);
-    // The emulator runs `cargo run`. Crates whose build scripts depend on a `cargo test` variable would be compiled
-    // again, now and for the next `cargo test`.
-    for (name, _) in env::vars_os() {
-        if name
-            .to_str()
-            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
-        {
-            command.env_remove(name);
-        }
-    }
+    // The emulator runs `cargo run`.
+    outside_of_cargo(&mut command);
     command
         .current_dir(root())
         .args([script.as_ref(), cargo_lambda.as_os_str()])
@@ -191,7 +186,7 @@ fn the_api_function_streams_responses() {
     let Some((_folder, bundle)) = bundle() else { return };
     let mut streaming = Command::new("python3");
     streaming.current_dir(root()).args(["-B", "tests/lambda/streaming.py"]);
-    succeed(streaming.arg(function("api")).arg(bundle));
+    succeed(streaming.arg(compiled("api")).arg(bundle));
 }
 
 /// Node.js starts the program as Lambda's Web Functions would.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    live::{library, root, succeed, tool},
+    live::{compiled, root, succeed, tool},
     models::library_path,
     python::bundles,
     serving::{Server, kivu},
@@ -28,7 +28,7 @@ fn node() -> Option<(PathBuf, PathBuf)> {
 fn package(folder: &Path) {
     let package = folder.join("node_modules/kivuml");
     let mut pack = Command::new("python3");
-    pack.args(["-B", "packaging/npm.py"]).arg(&package).arg(library("libkivu_node.so"));
+    pack.args(["-B", "packaging/npm.py"]).arg(&package).arg(compiled("libkivu_node.so"));
     succeed(pack.current_dir(root()));
 }
 

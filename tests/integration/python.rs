@@ -9,7 +9,7 @@ use std::{
 use kivu::repository::manifest::Precision;
 
 use crate::{
-    live::{all_bundles, library, root, succeed, tool},
+    live::{all_bundles, compiled, root, succeed, tool},
     models::{build_request, fixtures, library_path, request, runtime},
     serving::{Server, kivu},
 };
@@ -23,7 +23,7 @@ pub(crate) fn package(folder: &Path) {
             fs::copy(&file, package.join(file.file_name().unwrap())).unwrap();
         }
     }
-    fs::copy(library("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
+    fs::copy(compiled("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
 }
 
 /// Bundles for every task, with `prompts`, a model with prompts for queries and documents.

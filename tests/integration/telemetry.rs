@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::{
-    live::{MINILM, function, root, succeed, tool},
+    live::{MINILM, compiled, root, succeed, tool},
     models::library_path,
     serving::bundle,
 };
@@ -15,7 +15,7 @@ fn traces_and_metrics_are_received_over_otlp() {
     test.current_dir(root())
         .args(["-B", "tests/telemetry/test_otlp.py"])
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
-        .env("TEST_FUNCTION", function("api"))
+        .env("TEST_FUNCTION", compiled("api"))
         .env("TEST_BUNDLE", bundle)
         .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     succeed(&mut test);

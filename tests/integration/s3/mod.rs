@@ -14,7 +14,7 @@ use std::{
 use kivu::repository::manifest::Precision;
 
 use crate::{
-    live::function,
+    live::compiled,
     models::{build_request, fixtures, library_path, request, runtime},
     serving::alone,
 };
@@ -51,8 +51,8 @@ fn run(script: &str) {
         .env("PYTHONPATH", root.join("tests/lambda"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
-        .env("TEST_API", function("api"))
-        .env("TEST_BATCH", function("batch"))
+        .env("TEST_API", compiled("api"))
+        .env("TEST_BATCH", compiled("batch"))
         .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
         .env("TEST_BUNDLE", build("tiny-bert"))
         .env("TEST_CLASSIFIER", build("tiny-bert-sentiment"))

@@ -15,7 +15,7 @@ use crate::{
 use kivu::error::{Error, Result};
 
 /// Field names for the hidden size.
-const HIDDEN: [&str; 3] = ["hidden_size", "dim", "n_embd"];
+const HIDDEN: [&str; 4] = ["hidden_size", "dim", "n_embd", "d_model"];
 
 impl EncoderConfig {
     /// Defaults for most families: full attention, normalizations and linear layers with biases, no positions and no
