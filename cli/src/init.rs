@@ -1,6 +1,11 @@
 //! `kivu init`: a configuration file with comments.
 
-use std::{fs::OpenOptions, io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    fs::OpenOptions,
+    io::{ErrorKind, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Args;
 
@@ -34,14 +39,13 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let out = arguments.out.display();
     let mut file =
-        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|source| {
-            let action = match source.kind() {
-                std::io::ErrorKind::AlreadyExists => {
-                    format!("expected no file at `{out}`; remove it, or choose another with `--out`")
-                }
-                _ => format!("cannot write `{out}`"),
-            };
-            Error::Io { action, source }
+        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| {
+            match error.kind() {
+                ErrorKind::AlreadyExists => Error::config(format!(
+                    "expected no file at `{out}`, but found one; remove it, or choose another with `--out`"
+                )),
+                _ => Error::io(format!("cannot write `{out}`"))(error),
+            }
         })?;
     file.write_all(text(&arguments.models).as_bytes()).map_err(Error::io(format!("cannot write `{out}`")))?;
     print(&format!("wrote {out}"))?;

@@ -10,7 +10,9 @@ use kivu::{
     config::Config,
     error::{Error, Result, quoted},
     repository::{
-        Bundle, Manifest, remote,
+        Bundle, Manifest,
+        manifest::Precision,
+        remote,
         s3::{Store, Url},
     },
 };
@@ -67,12 +69,16 @@ fn json_text(bundle: &Bundle, path: &str) -> Result<String> {
 fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
     let manifest = bundle.manifest();
     let Manifest { name, aliases, task, engine, source, weights, warnings, .. } = manifest;
+    let precision = match weights.precision {
+        Precision::Fp32 => weights.precision.to_string(),
+        quantized => format!("{quantized}, {}", weights.plan),
+    };
     let mut lines = vec![
         ("name", name.clone()),
         ("task", task.to_string()),
         ("architecture", source.architecture.clone()),
         ("origin", source.from.clone()),
-        ("precision", format!("{}, {}", weights.precision, weights.plan)),
+        ("precision", precision),
         ("engine", engine.to_string()),
         ("size", format!("{:.1} MB", size(manifest) as f64 / 1e6)),
     ];
