@@ -108,7 +108,7 @@ mod tests {
     fn many_small_values_are_refused_before_they_take_memory() {
         for (item, count) in SMALL {
             let text = format!("[{}]", vec![item; count].join(","));
-            let (is_refused, bytes) = memory_of::<Value>(&text);
+            let (is_refused, bytes) = memory_of::<Tree>(&text);
             let allowed = max_memory(text.len()) / 2 * 3;
             assert!(is_refused && bytes <= allowed, "{item} × {count}: {bytes} bytes");
         }
