@@ -39,13 +39,13 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let out = arguments.out.display();
     let mut file =
-        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| {
-            match error.kind() {
-                ErrorKind::AlreadyExists => Error::config(format!(
-                    "expected no file at `{out}`, but found one; remove it, or choose another with `--out`"
-                )),
-                _ => Error::io(format!("cannot write `{out}`"))(error),
-            }
+        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| match error
+            .kind()
+        {
+            ErrorKind::AlreadyExists => Error::config(format!(
+                "expected no file at `{out}`, but found one; remove it, or choose another with `--out`"
+            )),
+            _ => Error::io(format!("cannot write `{out}`"))(error),
         })?;
     file.write_all(text(&arguments.models).as_bytes()).map_err(Error::io(format!("cannot write `{out}`")))?;
     print(&format!("wrote {out}"))?;

@@ -99,11 +99,7 @@ pub fn find_all(config: &mut Config, options: &Options) -> Result<bool> {
 }
 
 /// Finds a bundle by name, or builds it.
-pub fn resolve<P: Progress>(
-    named: &Path,
-    options: &Options,
-    tools: &Tools<'_, P>,
-) -> Result<Outcome> {
+pub fn resolve<P: Progress>(named: &Path, options: &Options, tools: &Tools<'_, P>) -> Result<Outcome> {
     match Location::of(named, options, tools.config)? {
         Location::Bundle(path) => require(path).map(Outcome::Known),
         Location::Model(model) => NamedModels::new(tools.config).build(&model, options, false, tools),

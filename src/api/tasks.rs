@@ -115,9 +115,11 @@ fn check_parameters(model: &Model, body: &Value) -> Result<()> {
         Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => {
             Err(Error::invalid("expected the field `parameters.candidate_labels`, but found none"))
         }
-        _ => [Some(body), given].into_iter().flatten().filter_map(Value::as_object).try_for_each(|fields| {
-            labels::refuse_unused(model, fields)
-        }),
+        _ => [Some(body), given]
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object)
+            .try_for_each(|fields| labels::refuse_unused(model, fields)),
     }
 }
 

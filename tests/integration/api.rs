@@ -363,7 +363,8 @@ async fn requests_for_another_models_task_are_refused() {
         ("/predict".to_owned(), json!({ "inputs": "cat", "labels": ["a"] })),
         (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
     ] {
-        let (_, body) = answer(classifier.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        let (_, body) =
+            answer(classifier.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
         let error = body["error"].as_str().unwrap();
         assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
     }

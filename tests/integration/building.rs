@@ -6,8 +6,7 @@ use kivu::{
     config::EngineChoice,
     pipeline::Task,
     repository::{
-        Meter,
-        Bundle,
+        Bundle, Meter,
         manifest::{Precision, Quality},
     },
 };
