@@ -1,7 +1,7 @@
 //! Value ranges for int8 vectors, from sample texts, and how well int8 and binary vectors keep the ranking.
 
 use super::{
-    plan::Progress,
+    progress::Progress,
     quality::{
         SENTENCES,
         compare::nearest,

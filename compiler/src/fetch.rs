@@ -12,7 +12,8 @@ use std::{
 };
 
 use super::{
-    Progress, files,
+    files,
+    progress::Progress,
     scratch::{Scratch, run},
 };
 use kivu::{

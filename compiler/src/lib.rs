@@ -54,6 +54,7 @@ pub mod path_id;
 mod pickle;
 mod plan;
 mod poolings;
+mod progress;
 pub mod quality;
 mod quantize;
 mod recipe;
@@ -74,7 +75,8 @@ mod weights;
 use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
 pub use self::{
     names::load,
-    plan::{LoadRuntime, Progress, Request},
+    plan::{LoadRuntime, Request},
+    progress::Progress,
     recipe::{QualityFloor, Recipe, Strategy},
     recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,

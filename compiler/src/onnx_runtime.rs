@@ -5,8 +5,8 @@ use std::{fs, path::Path};
 use tempfile::NamedTempFile;
 
 use super::{
-    Progress,
     fetch::{self, Package},
+    progress::Progress,
 };
 use kivu::{
     backend::onnx::{

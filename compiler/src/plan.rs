@@ -9,6 +9,7 @@ use super::{
     fast_text::file::is_model,
     lora,
     module_list::has_pooling,
+    progress::Progress,
     recipe::{Prompts, QualityFloor, Recipe, Strategy},
     sentence_transformers::transformer_folder,
 };
@@ -20,10 +21,7 @@ use kivu::{
         Task,
         seq2seq::{LanguagePair, Languages},
     },
-    repository::{
-        Meter,
-        manifest::{Precision, TensorNames},
-    },
+    repository::manifest::{Precision, TensorNames},
 };
 
 /// What to build and where, and settings that override the source's.
@@ -45,20 +43,6 @@ pub struct Request {
     pub allow: Vec<String>,
     /// Folder for downloaded packages.
     pub cache: PathBuf,
-}
-
-/// Observes build stages, and the downloads before them.
-pub trait Progress: Meter {
-    /// Begins a stage with `steps` steps.
-    fn stage(&self, name: &str, steps: usize);
-    /// Completes a step in the current stage.
-    fn step(&self);
-}
-
-/// Observes nothing.
-impl Progress for () {
-    fn stage(&self, _: &str, _: usize) {}
-    fn step(&self) {}
 }
 
 /// A build's source and settings.

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{Progress, fetch, files};
+use super::{fetch, files, progress::Progress};
 use kivu::{
     error::{Error, Result},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},

@@ -355,19 +355,6 @@ async fn requests_for_another_models_task_are_refused() {
             assert_eq!(refusal(path, body.clone()).await, expected, "{path}");
         }
     }
-    let classifier = router(App::new(vec![scripted_model_of(Task::TextClassification)], Limits::default()));
-    let name = &scripted_model_of(Task::TextClassification).name;
-    let tensor = json!([{ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["cat"] }]);
-    for (path, body) in [
-        ("/predict".to_owned(), json!({ "inputs": "cat", "candidate_labels": ["a"] })),
-        ("/predict".to_owned(), json!({ "inputs": "cat", "labels": ["a"] })),
-        (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
-    ] {
-        let (_, body) =
-            answer(classifier.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
-        let error = body["error"].as_str().unwrap();
-        assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
-    }
     assert_eq!(
         app().oneshot(post("/", hub.clone())).await.unwrap().status(),
         StatusCode::OK,

@@ -26,7 +26,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::models::{build_request, fixtures, open, open_for, request, runtime, serve};
+use crate::{
+    api::{answer, post},
+    models::{build_request, fixtures, open, open_for, request, runtime, serve},
+};
 
 /// Logit tolerance relative to `transformers` in fp32.
 const TOLERANCE: f32 = 3e-5;
@@ -409,6 +412,31 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
         compared += 1;
     }
     assert!(compared > 100, "only {compared} calls were compared");
+}
+
+/// Answers about the model's own labels would be taken for answers about the request's.
+#[tokio::test]
+async fn labels_for_a_model_that_takes_none_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-bert-sentiment");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let name = model.name.clone();
+    let app = router(App::new(vec![model], Limits::default()));
+    let tensor = json!([{ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["cat"] }]);
+    for (path, body) in [
+        ("/predict".to_owned(), json!({ "inputs": "cat", "candidate_labels": ["a", "b"] })),
+        ("/predict".to_owned(), json!({ "inputs": "cat", "labels": "a,b" })),
+        (format!("/models/{name}"), json!({ "inputs": "cat", "labels": ["a"] })),
+        (format!("/models/{name}"), json!({ "inputs": "cat", "parameters": { "labels": ["a"] } })),
+        (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
+    ] {
+        let (_, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        let error = found["error"].as_str().unwrap_or_else(|| panic!("{path} {body}: {found}"));
+        assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
+    }
+    let null = json!({ "inputs": "cat", "candidate_labels": null }).to_string();
+    assert!(app.oneshot(post("/predict", null)).await.unwrap().status().is_success());
 }
 
 /// An adapter is merged into its base's weights.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     files,
-    plan::Progress,
+    progress::Progress,
     source::{EncoderSettings, MODEL},
 };
 use kivu::{

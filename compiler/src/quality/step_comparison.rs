@@ -13,7 +13,7 @@ use super::{PORTUGUESE, SENTENCES, wait};
 use crate::{
     cost::Comparison,
     files::read,
-    plan::Progress,
+    progress::Progress,
     source::{DECODER, ENCODER},
 };
 use kivu::{

@@ -47,6 +47,7 @@ struct ListedModel {
     size: u64,
 }
 
+/// The model in the terms of Ollama's own models.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaDetails")]
 struct Details {

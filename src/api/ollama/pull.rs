@@ -11,7 +11,6 @@ use axum::{
 use futures::StreamExt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     api::{
@@ -128,12 +127,14 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
             fetcher.fetch(&name, &report)
         };
         let last = match outcome {
-            Ok(path) => handle.block_on(serve(&app, &name, path, permit)),
+            Ok(path) => handle.block_on(serve(&app, &name, path)),
             Err(error) => {
                 tracing::error!(model = name, error = error.chain(), "cannot pull");
                 Line { error: Some(error.to_string()), ..Line::default() }
             }
         };
+        // The client may fetch the next model at once.
+        drop(permit);
         let _ = sender.send(last);
     };
     let failed = Error::io("cannot start a thread that fetches a model");
@@ -142,7 +143,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
 }
 
 /// Serves the fetched bundle from now on. Another model may have its name.
-async fn serve(app: &App, name: &str, path: PathBuf, _permit: OwnedSemaphorePermit) -> Line {
+async fn serve(app: &App, name: &str, path: PathBuf) -> Line {
     app.catalog.add(path.clone());
     app.catalog.refresh(Deadline::within(app.limits.timeout())).await;
     if app.catalog.has_bundle(&path) {
