@@ -16,6 +16,7 @@ use kivu::{
     config::{Config, Limits, Load, ModelConfig},
     error::Error,
     model::{Catalog, Entry, ModelState},
+    pipeline::Task,
     repository::{Bundle, bundle::MANIFEST, manifest::Precision},
 };
 use serde_json::{Value, json};
@@ -23,12 +24,12 @@ use tower::ServiceExt;
 
 use crate::{
     api::{answer, post},
-    models::{build_request, fixtures, request, runtime},
+    models::{build_request, fixtures, request, request_without_floor, runtime},
 };
 
 /// A folder of bundles, which are copies of two models.
 struct Folder {
-    _built: tempfile::TempDir,
+    built: tempfile::TempDir,
     bundles: tempfile::TempDir,
     bundle: Bundle,
     other: Bundle,
@@ -44,7 +45,7 @@ impl Folder {
             Some(build_request(&request, runtime()?).unwrap())
         };
         let (bundle, other) = (build("tiny-static")?, build("tiny-model2vec")?);
-        let folder = Self { _built: built, bundles, bundle, other };
+        let folder = Self { built, bundles, bundle, other };
         names.iter().for_each(|name| folder.add(name, &folder.bundle));
         Some(folder)
     }
@@ -225,11 +226,14 @@ async fn requests_keep_the_model_that_they_use() {
 /// Two loads that wait for memory are as many as there are threads.
 #[tokio::test]
 async fn a_load_that_fits_does_not_wait_for_others() {
-    let Some(folder) = Folder::new(&["small"]) else { return };
-    ["a", "b", "c", "d"].iter().for_each(|name| folder.add(name, &folder.other));
-    let small = folder.bundle.manifest().files.iter().map(|file| file.size).sum::<u64>();
-    assert!(small < folder.memory_for(1));
-    let server = folder.serve(folder.memory_for(2) + small);
+    let Some(folder) = Folder::new(&["a", "b", "c", "d"]) else { return };
+    let (source, out) = (fixtures().join("models/tiny-static"), folder.built.path().join("small"));
+    let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(Precision::Int8));
+    let small = build_request(&request, runtime().unwrap()).unwrap();
+    folder.add("small", &small);
+    let size: u64 = small.manifest().files.iter().map(|file| file.size).sum();
+    assert!(size < folder.memory_for(1));
+    let server = folder.serve(folder.memory_for(2) + size);
     let lease = async |name| server.catalog.lease(&server.entry(name), soon()).await.unwrap().unwrap();
     let in_use = [lease("a").await, lease("b").await];
     let waiting = ["c", "d"].map(|name| {
