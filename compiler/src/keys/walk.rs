@@ -19,7 +19,7 @@ use crate::{
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
-    sentence_transformers::{TEMPLATE, TRANSFORMER},
+    sentence_transformers::{TEMPLATE, TRANSFORMER, has_scores},
     tokenizer_config,
 };
 use kivu::{
@@ -269,7 +269,7 @@ impl Walk<'_> {
         let modules = module_list::modules(self.root)?;
         let has = |class: &str| modules.iter().any(|module| module.class() == class);
         // Models saved for another class than `CrossEncoder` get a default `LogitScore`.
-        let is_required = has("LogitScore");
+        let is_required = has("LogitScore") || has_scores(self.root)?;
         let classes: &[&str] = match has("Pooling") {
             true => &["SentenceTransformer"],
             false if is_required => &["CrossEncoder"],
@@ -282,6 +282,7 @@ impl Walk<'_> {
         match class.filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class))) {
             None => Ok(()),
             Some(found) => {
+            true if is_required => &["CrossEncoder"],
                 let expected = format!("a `model_type` of {}", quoted(classes));
                 self.allowed.pass(SETTINGS, "model_type", found, &expected)
             }
