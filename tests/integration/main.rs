@@ -40,6 +40,7 @@ mod goldens;
 mod hostile_models;
 mod hub;
 mod imports;
+mod instructions;
 mod language;
 mod late_chunking;
 mod links;

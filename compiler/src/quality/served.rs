@@ -238,6 +238,7 @@ fn inputs(texts: Vec<String>) -> Vec<Input> {
 /// Token vectors, normalized and concatenated.
 fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
     vectors.iter_mut().for_each(|vector| normalize(vector));
+        prompt: None,
     vectors.concat()
 }
 

@@ -196,7 +196,7 @@ pub(super) async fn run<'a>(
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &interface.names.query)?)?;
             let texts = texts(context, request, &interface.names.text)?;
-            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope);
+            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope)?;
             let (scores, usage) = ranker.run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
             Output { shape, elements: Elements::Fp32(scores), location: usage.location }
