@@ -41,6 +41,7 @@ mod hostile_models;
 mod hub;
 mod imports;
 mod instructions;
+mod label_scores;
 mod language;
 mod late_chunking;
 mod links;

@@ -95,9 +95,9 @@ impl Interface {
                 vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
             }
             TaskSettings::ZeroShotEntities(_) => vec![entities()],
-            TaskSettings::ZeroShotEmbedding(_) | TaskSettings::Entailment(_) => {
-                vec![output(SCORES, "FP32", &[-1, -1])]
-            }
+            TaskSettings::ZeroShotEmbedding(_)
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![output(SCORES, "FP32", &[-1, -1])],
             TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
                 vec![output(SCORES, "FP32", &[-1])]
             }
@@ -109,7 +109,8 @@ impl Interface {
         let inputs = match settings {
             TaskSettings::ZeroShotEntities(_)
             | TaskSettings::ZeroShotEmbedding(_)
-            | TaskSettings::Entailment(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
             TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
                 vec![spec(&names.query, "BYTES", &[1]), text]
             }
