@@ -361,6 +361,7 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
         truncation: Truncation::At(Side::Right),
         normalize: None,
         prompt_name: None,
+        prompt: None,
         dimensions: None,
         max_values: usize::MAX,
     };

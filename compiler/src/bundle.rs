@@ -352,7 +352,7 @@ impl<'a> Model<'a> {
         let (plan, source) = (self.build.plan, &self.source);
         let storage = self.form(precision).storage();
         let (mut embedding, mut classification, mut token_classification) = (None, None, None);
-        let (mut zero_shot_entities, mut seq2seq) = (None, None);
+        let (mut label_scores, mut zero_shot_entities, mut seq2seq) = (None, None, None);
         match settings {
             TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
             TaskSettings::Encoder(EncoderSettings::Classification(settings)) => {
@@ -361,6 +361,7 @@ impl<'a> Model<'a> {
             TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
                 token_classification = Some(settings);
             }
+            TaskSettings::Encoder(EncoderSettings::LabelScores(settings)) => label_scores = Some(settings),
             TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
                 zero_shot_entities = Some(settings);
             }
@@ -387,6 +388,7 @@ impl<'a> Model<'a> {
             embedding,
             classification,
             token_classification,
+            label_scores,
             zero_shot_entities,
             seq2seq,
             tensors: plan.tensors.clone(),

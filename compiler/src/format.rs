@@ -25,6 +25,7 @@ enum Format {
     FastText,
     StaticEmbedding,
     Gliner,
+    Gliclass,
     Seq2Seq,
     Encoder,
     Export,
@@ -36,6 +37,7 @@ pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
         Format::Bergamot | Format::FastText => return Ok(Vec::new()),
         Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
         Format::Gliner => Kind::Gliner,
+        Format::Gliclass => Kind::Gliclass,
         Format::Seq2Seq => Kind::Seq2Seq,
         Format::Export => Kind::Export,
     };
@@ -57,6 +59,7 @@ pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
         Format::FastText => fast_text::open(build.plan),
         Format::StaticEmbedding => static_embedding::open(build.plan),
         Format::Gliner => encoder::open_gliner(build.plan),
+        Format::Gliclass => encoder::open_gliclass(build.plan),
         Format::Seq2Seq => seq2seq::open(build),
         Format::Encoder => encoder::open(build.plan),
         Format::Export => export::open(build),
@@ -78,6 +81,8 @@ fn format(plan: &Plan) -> Result<Format> {
         Ok(Format::StaticEmbedding)
     } else if encoder::is_gliner(folder) {
         Ok(Format::Gliner)
+    } else if encoder::is_gliclass(folder) {
+        Ok(Format::Gliclass)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         let found = match transformer.join(MANIFEST).is_file() {
             true => "a bundle; `kivu serve` serves it",

@@ -25,6 +25,8 @@ pub(super) const POOLED: &str = "sentence_embedding";
 /// Vector names in layer settings: token and text vectors.
 const TOKENS: &str = "token_embeddings";
 const TEXT: &str = POOLED;
+/// A CrossEncoder's label scores.
+const SCORES: &str = "scores";
 
 /// Modules that turn token vectors into a text vector.
 #[derive(Debug)]
@@ -129,6 +131,11 @@ impl Modules {
 
     /// Adds a module with the class `class` and its files in `folder`.
     pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
+        if self.output == SCORES {
+            return Err(Error::model(format!(
+                "expected no module after the one that makes `{SCORES}`, but found `{class}`"
+            )));
+        }
         let module = match class {
             "Pooling" => {
                 let poolings = poolings::open(folder)?;
@@ -140,6 +147,9 @@ impl Modules {
                 match layer.is_of_tokens {
                     true => self.tokens = layer.outputs,
                     false => self.text = Some(layer.outputs),
+                }
+                if makes_scores(folder)? {
+                    self.output = SCORES;
                 }
                 Module::Dense(layer)
             }
@@ -182,6 +192,11 @@ impl Modules {
     /// Number of dimensions in a text's vector.
     pub(super) fn dimensions(&self) -> Result<usize> {
         self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
+    }
+
+    /// The same modules with another output name.
+    pub(super) fn with_output(self, output: &'static str) -> Self {
+        Self { output, ..self }
     }
 
     /// The graph's output name.
@@ -314,10 +329,15 @@ impl Dense {
         let config = ConfigFile::open(folder)?;
         let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
         let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
-        if input != output || ![TOKENS, TEXT].contains(&input.as_str()) {
+        let is_known = match input.as_str() {
+            TEXT => [TEXT, SCORES].contains(&output.as_str()),
+            TOKENS => output == TOKENS,
+            _ => false,
+        };
+        if !is_known {
             return Err(Error::model(format!(
-                "expected `module_input_name` and `module_output_name` to be both `{TEXT}` or both `{TOKENS}` in `{}`, \
-                 but found `{input}` and `{output}`",
+                "expected `module_input_name` and `module_output_name` to be both `{TEXT}` or both `{TOKENS}`, or \
+                 `{TEXT}` and `{SCORES}`, in `{}`, but found `{input}` and `{output}`",
                 folder.display()
             )));
         }
@@ -438,6 +458,12 @@ impl Activation {
             ))),
         }
     }
+}
+
+/// Whether the layer in `folder` makes a CrossEncoder's scores.
+pub(super) fn makes_scores(folder: &Path) -> Result<bool> {
+    let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    Ok(config.get::<String>("module_output_name")?.is_some_and(|output| output == SCORES))
 }
 
 /// Reads the weights for the module in `folder`.

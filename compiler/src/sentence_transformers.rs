@@ -15,7 +15,7 @@ use super::{
     encoder::Facts,
     files::read,
     module_list::{Module, modules},
-    modules::{Modules, POOLED},
+    modules::{Modules, POOLED, makes_scores},
 };
 use kivu::{
     error::{Error, Result},
@@ -296,6 +296,27 @@ pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 
         )));
     }
     Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
+}
+
+/// Whether the last module makes label scores, in a CrossEncoder of separate modules.
+pub(super) fn has_scores(folder: &Path) -> Result<bool> {
+    match modules(folder)?.last() {
+        Some(last) if last.class() == "Dense" => makes_scores(&last.folder(folder)?),
+        _ => Ok(false),
+    }
+}
+
+/// Modules from token vectors with `width` values to label scores; `None` if there are none: see [`has_scores`].
+pub(super) fn score_modules(folder: &Path, width: usize) -> Result<Option<Modules>> {
+    if !has_scores(folder)? {
+        return Ok(None);
+    }
+    let list = modules(folder)?;
+    let modules = add_all(Modules::new(width), list.get(1..).unwrap_or_default(), folder)?;
+    match modules.includes_prompt() {
+        true => Ok(Some(modules)),
+        false => Err(Error::model("expected `include_prompt` true in a CrossEncoder, but found false")),
+    }
 }
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.

@@ -9,6 +9,7 @@ use kivu::{
         Task,
         classification::ClassificationSettings,
         embedding::EmbeddingSettings,
+        label_scores::LabelScoresSettings,
         seq2seq::{Decoder, Seq2SeqSettings},
         token_classification::TokenClassificationSettings,
         zero_shot_entities::ZeroShotEntitiesSettings,
@@ -94,5 +95,6 @@ pub(super) enum EncoderSettings {
     Embedding(EmbeddingSettings),
     Classification(ClassificationSettings),
     TokenClassification(TokenClassificationSettings),
+    LabelScores(LabelScoresSettings),
     ZeroShotEntities(ZeroShotEntitiesSettings),
 }

@@ -67,7 +67,7 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
 
 /// Refuses a task that the model cannot do.
 fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> Result<()> {
-    use EncoderSettings::{Classification, Embedding, TokenClassification, ZeroShotEntities};
+    use EncoderSettings::{Classification, Embedding, LabelScores, TokenClassification, ZeroShotEntities};
     use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
@@ -76,11 +76,15 @@ fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> R
         Encoder(Embedding(_)) => "one without a label head, which computes embeddings",
         Encoder(Classification(_)) => "one with a label head",
         Encoder(TokenClassification(_)) => "one with a token label head",
+        Encoder(LabelScores(_)) => "one that scores the labels in requests",
         Encoder(ZeroShotEntities(_)) => "one that finds entities by the labels in requests",
     };
     let can = match (settings, task) {
         (Seq2Seq(_, tasks), task) => tasks.contains(&task),
         (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => task == Task::TokenClassification,
+        (Encoder(LabelScores(_)), task) => {
+            task == Task::ZeroShotClassification && strategy != Some(Strategy::Embedding)
+        }
         (
             Encoder(_),
             Task::Translation | Task::Summarization | Task::TextToText | Task::TokenClassification,
@@ -109,6 +113,7 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
         TaskSettings::Encoder(
             EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
         ) => return vec![Task::TokenClassification],
+        TaskSettings::Encoder(EncoderSettings::LabelScores(_)) => return vec![Task::ZeroShotClassification],
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
     };
     match &settings.labels[..] {

@@ -17,4 +17,5 @@ pub mod rotary;
 pub mod run;
 pub mod similarity;
 mod spans;
+mod text_scores;
 mod word_scores;

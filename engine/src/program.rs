@@ -305,6 +305,8 @@ pub enum Scorer {
     Spans(SpanScorer),
     /// The word as the first, as the last, and as any word of an entity.
     Words(WordScorer),
+    /// The text, which is the only word (GLiClass).
+    Texts(TextScorer),
 }
 
 /// Layers that score spans.
@@ -322,18 +324,60 @@ pub struct SpanScorer {
 /// first vectors contribute to its result.
 #[derive(Debug)]
 pub struct WordScorer {
+    /// Scores per word and label, at most [`COLUMNS`](crate::kernel::COLUMNS).
+    pub count: usize,
     /// Layers on a word's vector: its first vector, with its contribution, and its second vector.
     pub words: [Dense; 3],
     /// The same for a label.
     pub labels: [Dense; 3],
     /// From products to the positive values that the last layer reads.
     pub products: Dense,
-    /// The last layer, with [`WORD_SCORES`] outputs and zeros up to [`COLUMNS`](crate::kernel::COLUMNS).
+    /// The last layer, with `count` outputs and zeros up to [`COLUMNS`](crate::kernel::COLUMNS).
     pub scores: Dense,
 }
 
-/// [`WordScorer`] scores per word and label.
+/// Scores per word and label in GLiNER: the word as the first, the last and any word of an entity.
 pub const WORD_SCORES: usize = 3;
+
+/// Layers that score a text. All tokens that are pooled begin the first word; their sum or mean is the text's vector.
+#[derive(Debug)]
+pub struct TextScorer {
+    /// Whether tokens are averaged, rather than added up.
+    pub is_mean: bool,
+    /// Two layers on the text's vector, with GELU between them.
+    pub text: [Dense; 2],
+    /// The same for a label.
+    pub label: [Dense; 2],
+    /// Factor for the scores of normalized vectors; `None` if vectors are not normalized.
+    pub scale: Option<f32>,
+    /// The score of a text's and a label's vector.
+    pub pairs: PairScorer,
+}
+
+/// The score of a text's and a label's vector.
+#[derive(Debug)]
+pub enum PairScorer {
+    /// Their dot product.
+    Dot,
+    /// Layers on both vectors and on their product.
+    Products(Box<WordScorer>),
+    /// Layers on both vectors, one after the other.
+    Layers(Box<PairLayers>),
+}
+
+/// Three layers on two vectors, one after the other, with positive values between them. The first layer has two parts,
+/// whose results are added.
+#[derive(Debug)]
+pub struct PairLayers {
+    /// The first layer's part for texts, with the bias.
+    pub text: Dense,
+    /// The first layer's part for labels, without a bias.
+    pub label: Dense,
+    /// The second layer.
+    pub middle: Dense,
+    /// The last layer, with one output and zeros up to [`COLUMNS`](crate::kernel::COLUMNS).
+    pub last: Dense,
+}
 
 /// A bidirectional LSTM layer, with the gates input, output, forget and cell.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers. In a head that scores
 //! spans, each word then has one part for spans that begin with it, and one for spans that end with it; a
 //! span's score for a label is the product of the parts' positive sum and the label's vector. Heads that score words are
-//! in `word_scores.rs`.
+//! in `word_scores.rs`, and heads that score whole texts in `text_scores.rs`.
 
 use crate::{
     kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
@@ -17,6 +17,8 @@ use crate::{
 pub(crate) struct Spans {
     /// A row per word.
     pub(crate) words: Vec<f32>,
+    /// Number of tokens that begin words.
+    pub(crate) tokens: usize,
     /// A row per label.
     pub(crate) labels: Vec<f32>,
     pub(crate) hidden: Vec<f32>,
@@ -40,6 +42,7 @@ impl SpanHead {
         match &self.scorer {
             Scorer::Spans(scorer) => scorer.score(kernel, self.width, buffers, out),
             Scorer::Words(scorer) => scorer.score(kernel, self.width, buffers, out),
+            Scorer::Texts(scorer) => scorer.score(kernel, self.width, buffers, out),
         }
     }
 }
@@ -48,7 +51,7 @@ impl SpanScorer {
     /// Writes a text's scores by first word, label and word count.
     #[inline(always)]
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases } = buffers;
+        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
         let [first, second, columns, bias] = &self.labels;
         let count = labels.len() / width;
         two_layers(kernel, [first, second], labels, (width, &mut *hidden), outputs);

@@ -5,7 +5,7 @@
 
 use crate::{
     kernel::{COLUMNS, Kernel},
-    program::{WORD_SCORES, WordScorer},
+    program::WordScorer,
     spans::{Spans, apply, positive},
 };
 
@@ -16,9 +16,9 @@ impl WordScorer {
     /// Writes a text's scores by word, label and kind.
     #[inline(always)]
     pub(crate) fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases } = buffers;
+        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
         let [first, contribution, second] = &self.words;
-        let wide = contribution.outputs;
+        let (wide, kinds) = (contribution.outputs, self.count);
         apply(kernel, first, words, width, outputs);
         apply(kernel, contribution, outputs, width, starts);
         apply(kernel, second, words, width, ends);
@@ -28,9 +28,9 @@ impl WordScorer {
         apply(kernel, second, labels, width, outputs);
         let count = labels.len() / width;
         out.clear();
-        out.resize(words.len() / width * count * WORD_SCORES, 0.0);
+        out.resize(words.len() / width * count * kinds, 0.0);
         let blocks = starts.chunks(BLOCK * wide).zip(ends.chunks(BLOCK * width));
-        let scores = out.chunks_mut((BLOCK * count * WORD_SCORES).max(1));
+        let scores = out.chunks_mut((BLOCK * count * kinds).max(1));
         for ((starts, factors), out) in blocks.zip(scores) {
             let labels = panels.chunks_exact(wide).zip(outputs.chunks_exact(width)).enumerate();
             for (label, (contribution, label_factors)) in labels {
@@ -46,9 +46,9 @@ impl WordScorer {
                     }
                 }
                 apply(kernel, &self.scores, hidden, wide, biases);
-                let rows = out.chunks_exact_mut(count * WORD_SCORES);
+                let rows = out.chunks_exact_mut(count * kinds);
                 for (scores, out) in biases.chunks_exact(COLUMNS).zip(rows) {
-                    out[label * WORD_SCORES..][..WORD_SCORES].copy_from_slice(&scores[..WORD_SCORES]);
+                    out[label * kinds..][..kinds].copy_from_slice(&scores[..kinds]);
                 }
             }
         }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::{InstructionSet, KernelFn},
-        program::Dense,
+        program::{Dense, WORD_SCORES},
     };
 
     const WIDTH: usize = 16;
@@ -102,6 +102,7 @@ mod tests {
     #[test]
     fn scores_are_those_of_plain_loops() {
         let scorer = WordScorer {
+            count: WORD_SCORES,
             words: [layer(WIDTH, WIDTH, 1, true), layer(WIDTH, WIDE, 20, true), layer(WIDTH, WIDTH, 3, true)],
             labels: [
                 layer(WIDTH, WIDTH, 40, true),

@@ -47,6 +47,10 @@ export interface Arrays {
 }
 
 export interface EncodeOptions<P extends keyof Arrays = keyof Arrays> extends RunOptions, TruncateOptions, PromptOptions {
+  /** A text to put before each text, instead of one of the model's prompts. */
+  prompt?: string;
+  /** Replaces the instruction in the model's prompt for queries, if it has one. */
+  instruction?: string;
   /** Truncates vectors to this many values. */
   dimensions?: number;
   /** Whether vectors are scaled to length 1; by default the model's setting. */
@@ -69,6 +73,10 @@ export interface SparseOptions<W extends boolean = boolean> extends RunOptions, 
 export interface RankOptions extends TruncateOptions {
   /** The number of documents to return; all by default. */
   topK?: number;
+  /** What makes a document relevant, for models whose template has an instruction. */
+  instruction?: string;
+  /** A text to put before the query, instead of the model's prompt. */
+  prompt?: string;
   /** Whether scores are logits, cosines or product sums instead of numbers from 0 to 1. */
   rawScores?: boolean;
   /** Whether results have the documents' texts. */

@@ -84,14 +84,18 @@ class Model {
    * @returns {Promise<any>}
    */
   async encode(texts, options) {
-    const known = /** @type {const} */ (["promptName", "dimensions", "normalize", "precision", "truncate", ...RUN]);
-    const { promptName, dimensions, normalize, precision = "float32", truncate, ...run } = asOptions(options, known);
+    const prompts = /** @type {const} */ (["promptName", "prompt", "instruction"]);
+    const known = /** @type {const} */ ([...prompts, "dimensions", "normalize", "precision", "truncate", ...RUN]);
+    const { promptName, prompt, instruction, dimensions, normalize, ...others } = asOptions(options, known);
+    const { precision = "float32", truncate, ...run } = others;
     if (!Object.hasOwn(ARRAYS, precision)) {
       const found = String(JSON.stringify(precision)).slice(0, 40);
       throw new classes.InvalidError(`expected \`precision\` among ${quoted(Object.keys(ARRAYS))}, but found ${found}`);
     }
     const parameters = {
       prompt_name: promptName,
+      prompt,
+      instruction,
       dimensions,
       normalize,
       output_dtype: precision === "float32" ? undefined : precision,
@@ -149,9 +153,10 @@ class Model {
    * @param {import("./index").RankOptions} [options]
    */
   async rank(query, documents, options) {
-    const known = /** @type {const} */ (["topK", "rawScores", "returnDocuments", "truncate", "signal"]);
-    const { topK, rawScores, returnDocuments, truncate, signal } = asOptions(options, known);
-    const parameters = asJson({ top_k: topK, raw_scores: rawScores, truncate });
+    const prompts = /** @type {const} */ (["instruction", "prompt"]);
+    const known = /** @type {const} */ (["topK", ...prompts, "rawScores", "returnDocuments", "truncate", "signal"]);
+    const { topK, instruction, prompt, rawScores, returnDocuments, truncate, signal } = asOptions(options, known);
+    const parameters = asJson({ top_k: topK, instruction, prompt, raw_scores: rawScores, truncate });
     const text = asText(query, "query");
     const { texts: listed } = asList(documents, "documents");
     const found = await cancellable(signal, (cancellation) => this.#native.rank(text, listed, parameters, cancellation));

@@ -202,6 +202,8 @@ class Model:
         texts: str | Texts,
         *,
         prompt_name: str | None = None,
+        prompt: str | None = None,
+        instruction: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
         precision: Precision = "float32",
@@ -213,6 +215,8 @@ class Model:
         Args:
             texts: A text or any number of texts.
             prompt_name: The model's prompt with this name or for this role, such as `query`.
+            prompt: A text to put before each text, instead of one of the model's prompts.
+            instruction: Replaces the instruction in the model's prompt for queries, if it has one.
             dimensions: Truncates vectors to this many values.
             normalize: Whether vectors are scaled to length 1; by default the model's setting.
             precision: The vectors' number format. `binary` and `ubinary` have eight dimensions in a value.
@@ -223,6 +227,8 @@ class Model:
             raise InvalidError(f"expected `precision` among {_quoted(_DTYPES)}, but found {precision!r:.40}")
         parameters = as_json({
             "prompt_name": prompt_name,
+            "prompt": prompt,
+            "instruction": instruction,
             "dimensions": dimensions,
             "normalize": normalize,
             "output_dtype": None if precision == "float32" else precision,
@@ -301,6 +307,8 @@ class Model:
         documents: Texts,
         *,
         top_k: int | None = None,
+        instruction: str | None = None,
+        prompt: str | None = None,
         raw_scores: bool = False,
         return_documents: bool = False,
         truncate: bool | None = None,
@@ -311,12 +319,20 @@ class Model:
             query: The query.
             documents: Any number of texts.
             top_k: The number of documents to return; all by default.
+            instruction: What makes a document relevant, for models whose template has an instruction.
+            prompt: A text to put before the query, instead of the model's prompt.
             raw_scores: Whether scores are logits, cosines or product sums instead of numbers from 0 to 1.
             return_documents: Whether results have the documents' texts.
             truncate: As in `encode`.
         """
         listed, _ = as_list(documents, "documents")
-        parameters = as_json({"top_k": top_k, "raw_scores": raw_scores, "truncate": truncate})
+        parameters = as_json({
+            "top_k": top_k,
+            "instruction": instruction,
+            "prompt": prompt,
+            "raw_scores": raw_scores,
+            "truncate": truncate,
+        })
         ranks: list[Rank] = json.loads(self._native.rank(query, listed, parameters))
         if return_documents:
             for rank in ranks:

@@ -275,6 +275,7 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         documents: body.documents,
         top_n: body.top_n,
         return_documents: None,
+        instruction: None,
         top_k: None,
         truncation: None,
     };

@@ -172,7 +172,8 @@ pub(super) async fn embedded(
         None => app.named_prompt(name),
     };
     // Each type is a part of the response.
-    let options = parameters.options(&Scope { max_values: scope.max_values / forms.len(), ..scope });
+    let scope = Scope { max_values: scope.max_values / forms.len(), ..scope };
+    let options = parameters.options(pipeline, &scope)?;
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
     let of_type = |form: &Form| found.vectors.iter().map(|vector| form.apply(vector.clone())).collect();

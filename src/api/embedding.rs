@@ -241,7 +241,7 @@ async fn embed_as(
     let format = options.encoding_format;
     let mut parameters = options.parameters(&context.app, name.as_deref());
     if kind == VectorKind::MultiVector {
-        let options = parameters.options(&context.scope());
+        let options = parameters.options(pipeline, &context.scope())?;
         let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
         return Ok(with_usage(context, &embeddings.vectors, &embeddings.usage));
     }
@@ -286,7 +286,7 @@ pub(super) async fn similarity_with(
     let inputs = texts.into_iter().map(Input::Text).collect();
     let options = body.parameters.unwrap_or_default();
     options.check()?;
-    let options = options.parameters(&context.app, name).options(&context.scope());
+    let options = options.parameters(&context.app, name).options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
     let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();

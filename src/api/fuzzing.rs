@@ -299,6 +299,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
             Pipeline::TokenClassification(pipeline) => Some(pipeline.settings().clone()),
             _ => None,
         },
+        label_scores: None,
         zero_shot_entities: None,
         seq2seq: pipeline.generator().map(|pipeline| pipeline.settings().clone()),
         tensors: TensorNames::default(),

@@ -150,7 +150,7 @@ async fn embed_with<'a>(context: &'a Context, request: Request, field: TextField
     }
     let texts = inputs::texts(field.name, field.content, &field.limit)?;
     let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
-    let options = request.parameters.options(&context.scope());
+    let options = request.parameters.options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     Ok(Embedded { model, load_time, embeddings })
 }

@@ -47,6 +47,10 @@ pub(super) struct EmbeddingsRequest {
     output_dtype: Option<VectorType>,
     /// Prompt to put before each text, by name.
     prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    instruction: Option<String>,
     /// The texts' role, for which the model may have a prompt, such as `query` or `document`.
     input_type: Option<String>,
     /// Jina's name for `input_type`.
@@ -167,6 +171,8 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
             truncation_direction: None,
         },
         prompt_name: body.prompt_name.or(of_role),
+        prompt: body.prompt,
+        instruction: body.instruction,
         normalize: Some(body.normalized.unwrap_or(true)),
         dimensions: body.dimensions.or(body.output_dimension),
         output_dtype: body.output_dtype.or_else(|| format?.vector_type()),

@@ -38,7 +38,7 @@ async fn rank(
     Candidates { query, texts }: Candidates,
     parameters: RankingParameters,
 ) -> Result<Ranked> {
-    let ranker = parameters.prepare(pipeline, &context.scope());
+    let ranker = parameters.prepare(pipeline, &context.scope())?;
     let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
     Ok(Ranked { texts, order: descending(&scores), scores, usage })
 }
@@ -96,6 +96,8 @@ pub(super) struct DocumentsRequest {
     pub(super) top_n: Option<usize>,
     /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
     pub(super) return_documents: Option<bool>,
+    /// What makes a document relevant: replaces the instruction in the model's template, if it has one.
+    pub(super) instruction: Option<String>,
     /// Voyage's name for `top_n`.
     #[schemars(range(min = 1))]
     pub(super) top_k: Option<usize>,
@@ -145,7 +147,8 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
     inputs::above_zero("top_k", body.top_k)?;
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let truncation = TruncationParameters { truncate: body.truncation, truncation_direction: None };
-    let parameters = RankingParameters { truncation, raw_scores: None };
+    let parameters =
+        RankingParameters { truncation, instruction: body.instruction, ..RankingParameters::default() };
     let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
     ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
     Ok((&model.name, ranked))

@@ -174,6 +174,7 @@ fn model_type(settings: TaskSettings<'_>) -> Value {
         // TEI has no such models.
         TaskSettings::TokenClassification(own) => json!({ "token_classifier": labels(&own.labels) }),
         TaskSettings::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
+        TaskSettings::LabelScores(_) => json!({ "classifier": labels(&[]) }),
         TaskSettings::CrossEncoder(own) => json!({ "reranker": labels(&own.labels) }),
         // TEI has no models that generate.
         TaskSettings::Translation(_) => json!({ "translation": {} }),

@@ -80,7 +80,7 @@ impl Predictor {
             Pipeline::Ranking(pipeline) => {
                 let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
                 let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
-                Self::Ranking(options.parameters::<RankingParameters>()?.prepare(pipeline, &scope), query)
+                Self::Ranking(options.parameters::<RankingParameters>()?.prepare(pipeline, &scope)?, query)
             }
             Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
                 let parameters: TextToTextParameters = options.parameters()?;

@@ -8,6 +8,7 @@ use crate::{
         classification::{ClassificationPipeline, ClassificationSettings},
         embedding::{EmbeddingPipeline, EmbeddingSettings},
         encoder::Encoder,
+        label_scores::{LabelScoresPipeline, LabelScoresSettings},
         label_vectors::LabelEncoder,
         ranking::RankingPipeline,
         seq2seq::{Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
@@ -51,6 +52,7 @@ impl Pipeline {
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
             Self::TokenClassification(pipeline) => Ok(pipeline.encoder()),
+            Self::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => Ok(pipeline.encoder()),
             Self::ZeroShotEntities(pipeline) => Ok(pipeline.encoder()),
             Self::Translation(pipeline) | Self::TextToText(pipeline) => Err(pipeline),
         }
@@ -186,6 +188,10 @@ impl Pipeline {
             }
             TaskSettings::Entailment(own) => {
                 Self::ZeroShot(ZeroShotPipeline::entailment(classification(own)?)?)
+            }
+            TaskSettings::LabelScores(own) => {
+                let own = LabelScoresSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+                Self::ZeroShot(ZeroShotPipeline::Labels(LabelScoresPipeline::new(tokenizer, route, own)?))
             }
             TaskSettings::Translation(_) | TaskSettings::TextToText(_) => return Err(unfit(manifest)),
         })

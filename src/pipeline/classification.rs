@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     encoder::{Encoder, Granularity, Logits, NamedOutput, Vectors},
     encoding::{EncodingOptions, Input},
+    instructions::replaced,
     pair_template::PairTemplate,
     scores::ScoreFunction,
 };
@@ -75,6 +76,37 @@ impl ClassificationPipeline {
     /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
+    }
+
+    /// The same model with another instruction in its template, or in its prompt for queries. A model without one is
+    /// refused.
+    pub(super) fn with_instruction(&self, instruction: &str) -> Result<Self> {
+        let mut settings = self.settings.clone();
+        let of_template = settings.template.as_mut().map(|template| &mut template.first);
+        let prompt = of_template.or(settings.query_prompt.as_mut());
+        let replaced = prompt.as_deref().and_then(|prompt| replaced(prompt, instruction));
+        match prompt.zip(replaced) {
+            Some((prompt, replaced)) => *prompt = replaced,
+            None => {
+                return Err(Error::invalid(
+                    "expected a model with an instruction in its template for `instruction`, but found one without; leave \
+                     it out",
+                ));
+            }
+        }
+        Ok(Self { encoder: self.encoder.clone(), settings })
+    }
+
+    /// The same model with another prompt before queries. A model with a template is refused.
+    pub(super) fn with_query_prompt(&self, prompt: &str) -> Result<Self> {
+        if self.settings.template.is_some() {
+            return Err(Error::invalid(
+                "expected no `prompt` for a model with a template, but found one; send an `instruction`",
+            ));
+        }
+        let settings =
+            ClassificationSettings { query_prompt: Some(prompt.to_owned()), ..self.settings.clone() };
+        Ok(Self { encoder: self.encoder.clone(), settings })
     }
 
     /// Logits per input, in label order.

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     backend::{Deadline, routing::Route, similarity::Query},
     error::{Error, Result},
-    tokenizer::{Tokenizer, Truncation},
+    tokenizer::{Side, Tokenizer, Truncation},
 };
 
 /// Request options.
@@ -32,6 +32,8 @@ pub struct EmbeddingOptions {
     pub normalize: Option<bool>,
     /// Prompt name; `None` selects the model's default prompt.
     pub prompt_name: Option<String>,
+    /// The request's own prompt, in place of the one with the name, which still names the texts' role.
+    pub prompt: Option<String>,
     /// Number of leading values to keep per vector.
     pub dimensions: Option<usize>,
     /// Maximum number of values in the response.
@@ -41,8 +43,8 @@ pub struct EmbeddingOptions {
 impl EmbeddingOptions {
     /// Options for vectors of length 1 that are compared, and not returned.
     pub(super) fn for_comparison(truncation: Truncation) -> Self {
-        let (prompt_name, dimensions) = (None, None);
-        Self { truncation, normalize: Some(true), prompt_name, dimensions, max_values: usize::MAX }
+        let (prompt_name, prompt, dimensions) = (None, None, None);
+        Self { truncation, normalize: Some(true), prompt_name, prompt, dimensions, max_values: usize::MAX }
     }
 }
 
@@ -240,7 +242,7 @@ impl EmbeddingPipeline {
         let dimensions = self.dimensions(options.dimensions)?;
         check_values(options.max_values, chunks.count(), dimensions)?;
         self.encoder.require_token_vectors(deadline).await?;
-        let (text, ends) = chunks.prompted(self.prompt(options.prompt_name.as_deref())?);
+        let (text, ends) = chunks.prompted(self.prompt_of(options)?);
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let (encodings, parts) = tokenizer.encode_parts(text, ends).await?;
         // An empty mean would be the zero vector, which is similar to nothing.
@@ -325,6 +327,25 @@ impl EmbeddingPipeline {
         self.settings.prompt(name)
     }
 
+    /// The prompt for a request.
+    fn prompt_of<'a>(&'a self, options: &'a EmbeddingOptions) -> Result<Option<&'a str>> {
+        match &options.prompt {
+            Some(prompt) => Ok(Some(prompt)),
+            None => self.settings.prompt(options.prompt_name.as_deref()),
+        }
+    }
+
+    /// Number of tokens in a request's own prompt that pooling leaves out.
+    fn unpooled(&self, prompt: &str) -> Result<usize> {
+        if self.settings.unpooled.is_none() || prompt.is_empty() {
+            return Ok(0);
+        }
+        let (tokenizer, limit) = (self.encoder.tokenizer(), self.encoder.max_tokens());
+        let found = tokenizer.encode(prompt, limit, Truncation::At(Side::Right))?.len();
+        let [_, after] = tokenizer.special_ids();
+        Ok(found.saturating_sub(usize::from(!after.is_empty())))
+    }
+
     /// See [`EmbeddingSettings::prompt_name`].
     pub fn prompt_name(&self, role: &str) -> Result<Option<&str>> {
         self.settings.prompt_name(role)
@@ -358,8 +379,11 @@ impl EmbeddingPipeline {
         let settings = &self.settings;
         let name = options.prompt_name.as_deref();
         let options = EncodingOptions {
-            prompt: settings.prompt(name)?,
-            unpooled: settings.unpooled(name)?,
+            prompt: self.prompt_of(options)?,
+            unpooled: match &options.prompt {
+                Some(prompt) => self.unpooled(prompt)?,
+                None => settings.unpooled(name)?,
+            },
             role: settings.form(settings.text_role(name)),
             ..EncodingOptions::new(options.truncation)
         };

@@ -291,7 +291,7 @@ impl InputTokenizer<'_> {
     }
 }
 
-fn check_size(found: usize, max: usize) -> Result<()> {
+pub(super) fn check_size(found: usize, max: usize) -> Result<()> {
     if found > max {
         return Err(Error::too_large(format!(
             "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"

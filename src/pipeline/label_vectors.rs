@@ -18,31 +18,51 @@ use crate::{
     tokenizer::{Side, Tokenizer, Truncation},
 };
 
+/// A label's vector, shared by requests.
+type Shared = Arc<[f32]>;
+
 /// An LRU cache for label vectors, since most clients send the same labels with every request.
 ///
 /// A text's vector does not depend on other texts in the request, so results do not depend on the cache.
 #[derive(Clone, Debug)]
-pub struct LabelVectors(Arc<Mutex<LruCache<String, Arc<[f32]>>>>);
+pub struct LabelVectors(Arc<Mutex<LruCache<String, Shared>>>);
 
 impl LabelVectors {
     const MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
     /// Maximum bytes per cached label or sentence: a label with its template is short.
     const MAX_BYTES: usize = 256;
 
-    pub(super) fn get(&self, sentences: &[String]) -> Vec<Option<Arc<[f32]>>> {
+    /// Vectors that are kept, by label, and the labels without one.
+    pub(super) fn get<'a>(&self, labels: &'a [String]) -> (Vec<Option<Shared>>, Vec<&'a String>) {
         let mut cache = self.lock();
-        sentences.iter().map(|sentence| cache.get(sentence).cloned()).collect()
+        let kept: Vec<_> = labels.iter().map(|label| cache.get(label).cloned()).collect();
+        let missing = labels.iter().zip(&kept).filter(|(_, vector)| vector.is_none());
+        let missing = missing.map(|(label, _)| label).collect();
+        (kept, missing)
     }
 
-    pub(super) fn put(&self, sentence: String, vector: Vec<f32>) -> Arc<[f32]> {
-        let vector: Arc<[f32]> = vector.into();
-        if sentence.len() <= Self::MAX_BYTES {
-            self.lock().put(sentence, Arc::clone(&vector));
-        }
-        vector
+    /// Keeps the vectors of labels without one, given in order, and returns the vectors of all.
+    pub(super) fn complete(
+        &self,
+        labels: &[String],
+        kept: Vec<Option<Shared>>,
+        found: Vec<Vec<f32>>,
+    ) -> Result<Vec<Shared>> {
+        let (mut cache, mut found) = (self.lock(), found.into_iter());
+        let vectors = labels.iter().zip(kept).map(|(label, vector)| {
+            vector.or_else(|| {
+                let vector: Shared = found.next()?.into();
+                if label.len() <= Self::MAX_BYTES {
+                    cache.put(label.clone(), Arc::clone(&vector));
+                }
+                Some(vector)
+            })
+        });
+        let vectors: Option<Vec<_>> = vectors.collect();
+        vectors.ok_or_else(|| Error::inference("expected a vector per label, but found fewer"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruCache<String, Arc<[f32]>>> {
+    fn lock(&self) -> MutexGuard<'_, LruCache<String, Shared>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,22 +111,16 @@ impl LabelEncoder {
 
     /// The labels' vectors, one after the other.
     pub(super) async fn encode(&self, labels: &[String], deadline: Deadline) -> Result<Arc<[f32]>> {
-        let mut vectors = self.vectors.get(labels);
-        let missing = labels.iter().zip(&vectors).filter(|(_, vector)| vector.is_none());
-        let missing: Vec<Input> = missing.map(|(label, _)| Input::Text(label.clone())).collect();
-        if !missing.is_empty() {
-            let options = EncodingOptions::new(Truncation::At(Side::Right));
-            let found = self.encoder.logits(missing, options, Granularity::Texts, deadline).await?;
-            let mut found = found.rows.into_iter();
-            for (label, vector) in labels.iter().zip(&mut vectors) {
-                if vector.is_none() {
-                    *vector = found.next().map(|found| self.vectors.put(label.clone(), found));
-                }
+        let (kept, missing) = self.vectors.get(labels);
+        let missing: Vec<Input> = missing.into_iter().cloned().map(Input::Text).collect();
+        let found = match missing.is_empty() {
+            true => Vec::new(),
+            false => {
+                let options = EncodingOptions::new(Truncation::At(Side::Right));
+                self.encoder.logits(missing, options, Granularity::Texts, deadline).await?.rows
             }
-        }
-        let vectors: Option<Vec<_>> = vectors.into_iter().collect();
-        let vectors =
-            vectors.ok_or_else(|| Error::inference("expected a vector per label, but found fewer"))?;
+        };
+        let vectors = self.vectors.complete(labels, kept, found)?;
         Ok(vectors.iter().flat_map(|vector| vector.iter().copied()).collect())
     }
 }

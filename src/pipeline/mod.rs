@@ -9,6 +9,8 @@ mod encoding;
 pub mod entities;
 mod executor;
 pub mod generation;
+pub mod instructions;
+pub mod label_scores;
 pub mod label_vectors;
 mod model_inputs;
 pub mod multi_vector;

@@ -36,6 +36,26 @@ impl RankingPipeline {
         Ok(Self::CrossEncoder(pipeline))
     }
 
+    /// The same model with another instruction in its template. A model without one is refused.
+    pub fn with_instruction(&self, instruction: &str) -> Result<Self> {
+        match self {
+            Self::CrossEncoder(pipeline) => Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?)),
+            Self::Embedding(_) => Err(Error::invalid(
+                "expected no `instruction`, since the model compares vectors, but found one; leave it out",
+            )),
+        }
+    }
+
+    /// The same model with another prompt before queries.
+    pub fn with_prompt(&self, prompt: &str) -> Result<Self> {
+        match self {
+            Self::CrossEncoder(pipeline) => Ok(Self::CrossEncoder(pipeline.with_query_prompt(prompt)?)),
+            Self::Embedding(_) => Err(Error::invalid(
+                "expected no `prompt`, since the model compares vectors, but found one; leave it out",
+            )),
+        }
+    }
+
     /// Scores in text order.
     pub async fn score(
         &self,

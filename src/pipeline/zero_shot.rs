@@ -2,7 +2,7 @@
 //!
 //! A natural-language inference model scores how far the text entails "This example is LABEL.", with the results of the
 //! `zero-shot-classification` pipeline in `transformers`. An embedding model scores the cosine similarity between the
-//! text and that sentence.
+//! text and that sentence. Other models read all labels together with a text.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -10,9 +10,10 @@ use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline},
     encoding::Input,
+    label_scores::LabelScoresPipeline,
     label_vectors::LabelVectors,
     pooling::cosine,
-    scores::softmax,
+    scores::{ScoreFunction, softmax},
     usage::Usage,
 };
 use crate::{
@@ -21,8 +22,8 @@ use crate::{
     tokenizer::{Side, Truncation},
 };
 
-/// The default template.
-pub const TEMPLATE: &str = "This example is {}.";
+/// The default template for models that compare a text with sentences.
+const TEMPLATE: &str = "This example is {}.";
 /// The placeholder for the label in a template.
 const PLACEHOLDER: &str = "{}";
 /// Factor on cosines before the softmax over labels, since cosines between unrelated sentences differ by a few
@@ -36,6 +37,8 @@ pub enum ZeroShotPipeline {
     Entailment(ClassificationPipeline),
     /// An embedding model.
     Embedding(EmbeddingPipeline, LabelVectors),
+    /// A model that reads labels and text together.
+    Labels(LabelScoresPipeline),
 }
 
 /// Request options.
@@ -43,8 +46,11 @@ pub enum ZeroShotPipeline {
 pub struct ZeroShotOptions {
     /// The labels to score.
     pub labels: Labels,
-    /// The sentence that contains each label.
-    pub template: Template,
+    /// The sentence that contains each label; by default `This example is {}.`, or the label alone for models that read
+    /// labels and text together.
+    pub template: Option<Template>,
+    /// Describes the task, to models that read labels and text together; others refuse it.
+    pub prompt: Option<String>,
     /// Whether labels are scored independently; otherwise scores sum up to 1.
     pub multi_label: bool,
 }
@@ -126,6 +132,12 @@ impl Template {
     }
 }
 
+impl Default for Template {
+    fn default() -> Self {
+        Self(TEMPLATE.to_owned())
+    }
+}
+
 impl ZeroShotPipeline {
     /// Creates a pipeline from an embedding model.
     pub fn embedding(pipeline: EmbeddingPipeline) -> Self {
@@ -150,9 +162,15 @@ impl ZeroShotPipeline {
         deadline: Deadline,
     ) -> Result<(Vec<Vec<f32>>, Usage)> {
         let labels = options.labels.as_slice();
-        let hypotheses = options.template.fill(labels)?;
+        if options.prompt.is_some() && !matches!(self, Self::Labels(_)) {
+            return Err(Error::invalid(
+                "expected a model that reads labels and text together for `prompt`, but found another; leave it out",
+            ));
+        }
+        let hypotheses = || options.template.clone().unwrap_or_default().fill(labels);
         match self {
             Self::Entailment(pipeline) => {
+                let hypotheses = hypotheses()?;
                 let hypotheses: Vec<Arc<str>> = hypotheses.into_iter().map(Into::into).collect();
                 let pairs = texts.iter().flat_map(|text| {
                     let text: Arc<str> = text.as_str().into();
@@ -166,21 +184,15 @@ impl ZeroShotPipeline {
                 Ok((rows.map(|rows| ids.scores(rows, options.multi_label)).collect(), logits.usage))
             }
             Self::Embedding(pipeline, cache) => {
-                let mut vectors = cache.get(&hypotheses);
-                let missing = hypotheses.iter().zip(&vectors).filter(|(_, vector)| vector.is_none());
-                let missing = missing.map(|(hypothesis, _)| hypothesis);
+                let hypotheses = hypotheses()?;
+                let (kept, missing) = cache.get(&hypotheses);
                 let inputs = texts.iter().chain(missing).cloned().map(Input::Text).collect();
                 let embedding = EmbeddingOptions::for_comparison(Truncation::At(Side::Right));
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
                 let mut embedded = embeddings.vectors;
-                let mut found = embedded.split_off(texts.len()).into_iter();
-                for (hypothesis, vector) in hypotheses.into_iter().zip(&mut vectors) {
-                    if vector.is_none() {
-                        *vector = found.next().map(|found| cache.put(hypothesis, found));
-                    }
-                }
+                let vectors = cache.complete(&hypotheses, kept, embedded.split_off(texts.len()))?;
                 let score = |text: &Vec<f32>| {
-                    let cosines = vectors.iter().flatten().map(|vector| cosine(text, vector));
+                    let cosines = vectors.iter().map(|vector| cosine(text, vector));
                     if options.multi_label || labels.len() == 1 {
                         cosines.map(|cosine| cosine.clamp(0.0, 1.0)).collect()
                     } else {
@@ -188,6 +200,20 @@ impl ZeroShotPipeline {
                     }
                 };
                 Ok((embedded.iter().map(score).collect(), embeddings.usage))
+            }
+            Self::Labels(pipeline) => {
+                let filled = match &options.template {
+                    None => labels.to_vec(),
+                    Some(template) => template.fill(labels)?,
+                };
+                let logits = pipeline
+                    .logits(texts, &filled, options.prompt.as_deref().unwrap_or_default(), deadline)
+                    .await?;
+                let function = match options.multi_label || labels.len() == 1 {
+                    true => ScoreFunction::Sigmoid,
+                    false => ScoreFunction::Softmax,
+                };
+                Ok((logits.rows.iter().map(|row| function.apply(row)).collect(), logits.usage))
             }
         }
     }

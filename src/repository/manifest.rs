@@ -16,6 +16,7 @@ use crate::{
         Task,
         classification::ClassificationSettings,
         embedding::{EmbeddingSettings, VectorKind},
+        label_scores::LabelScoresSettings,
         seq2seq::Seq2SeqSettings,
         token_classification::TokenClassificationSettings,
         zero_shot_entities::ZeroShotEntitiesSettings,
@@ -56,6 +57,8 @@ pub struct Manifest {
     pub classification: Option<ClassificationSettings>,
     /// Only for token classifiers.
     pub token_classification: Option<TokenClassificationSettings>,
+    /// Only for models that read the request's labels together with a text.
+    pub label_scores: Option<LabelScoresSettings>,
     /// Only for zero-shot entity models.
     pub zero_shot_entities: Option<ZeroShotEntitiesSettings>,
     /// Only for models that generate texts from texts.
@@ -339,8 +342,9 @@ impl Manifest {
         let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
         let classification = self.classification.as_ref().map(|settings| settings.max_tokens);
         let token_classification = self.token_classification.as_ref().map(|settings| settings.max_tokens);
+        let label_scores = self.label_scores.as_ref().map(|settings| settings.max_tokens);
         let zero_shot_entities = self.zero_shot_entities.as_ref().map(|settings| settings.max_tokens);
-        embedding.or(classification).or(token_classification).or(zero_shot_entities)
+        embedding.or(classification).or(token_classification).or(label_scores).or(zero_shot_entities)
     }
 
     /// Looks up a file's entry.

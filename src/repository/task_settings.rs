@@ -4,7 +4,8 @@ use super::manifest::Manifest;
 use crate::{
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings,
+        Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
+        label_scores::LabelScoresSettings, seq2seq::Seq2SeqSettings,
         token_classification::TokenClassificationSettings, zero_shot_entities::ZeroShotEntitiesSettings,
     },
 };
@@ -24,6 +25,8 @@ pub enum TaskSettings<'a> {
     ZeroShotEmbedding(&'a EmbeddingSettings),
     /// `zero-shot-classification` by natural-language inference
     Entailment(&'a ClassificationSettings),
+    /// `zero-shot-classification` by a model that reads labels and text together
+    LabelScores(&'a LabelScoresSettings),
     /// `text-ranking` by vectors
     RankingEmbedding(&'a EmbeddingSettings),
     /// `text-ranking` by a model that reads query and text together
@@ -37,8 +40,8 @@ pub enum TaskSettings<'a> {
 impl<'a> TaskSettings<'a> {
     /// An error for a manifest that lacks the settings for its task.
     pub fn of(manifest: &'a Manifest) -> Result<Self> {
-        let Manifest { embedding, classification, token_classification, zero_shot_entities, seq2seq, .. } =
-            manifest;
+        let Manifest { embedding, classification, token_classification, .. } = manifest;
+        let Manifest { label_scores, zero_shot_entities, seq2seq, .. } = manifest;
         let embeds = classification.is_none() && embedding.is_some();
         let embedding = || embedding.as_ref().ok_or_else(|| lacks(manifest, "embedding"));
         let classification = || classification.as_ref().ok_or_else(|| lacks(manifest, "classification"));
@@ -54,7 +57,10 @@ impl<'a> TaskSettings<'a> {
             Task::TextRanking if embeds => Self::RankingEmbedding(embedding()?),
             Task::TextRanking => Self::CrossEncoder(classification()?),
             Task::ZeroShotClassification if embeds => Self::ZeroShotEmbedding(embedding()?),
-            Task::ZeroShotClassification => Self::Entailment(classification()?),
+            Task::ZeroShotClassification => match label_scores {
+                Some(settings) => Self::LabelScores(settings),
+                None => Self::Entailment(classification()?),
+            },
             Task::Translation => Self::Translation(seq2seq()?),
             Task::Summarization | Task::TextToText => Self::TextToText(seq2seq()?),
         })
@@ -70,6 +76,7 @@ impl<'a> TaskSettings<'a> {
                 settings.max_tokens
             }
             Self::TokenClassification(settings) => settings.max_tokens,
+            Self::LabelScores(settings) => settings.max_tokens,
             Self::ZeroShotEntities(settings) => settings.max_tokens,
             Self::Translation(settings) | Self::TextToText(settings) => settings.max_tokens,
         }
@@ -96,7 +103,7 @@ impl<'a> TaskSettings<'a> {
     pub fn strategy(&self) -> Option<&'static str> {
         match self {
             Self::RankingEmbedding(_) | Self::ZeroShotEmbedding(_) => Some("embedding"),
-            Self::CrossEncoder(_) | Self::Entailment(_) => Some("model"),
+            Self::CrossEncoder(_) | Self::Entailment(_) | Self::LabelScores(_) => Some("model"),
             _ => None,
         }
     }

@@ -12,8 +12,9 @@ use crate::{
     pipeline::{
         Input, Usage,
         classification::ClassificationPipeline,
+        instructions::check_size,
         scores::ScoreFunction,
-        zero_shot::{Labels, TEMPLATE, Template, ZeroShotOptions, ZeroShotPipeline},
+        zero_shot::{Labels, Template, ZeroShotOptions, ZeroShotPipeline},
     },
     tokenizer::Truncation,
 };
@@ -98,6 +99,9 @@ pub struct ZeroShotParameters {
     /// The hypothesis for zero-shot classification, with {} for the label
     #[arg(long = "template")]
     pub hypothesis_template: Option<String>,
+    /// Describes the task, to models that read labels and text together.
+    #[arg(skip)]
+    pub prompt: Option<String>,
     /// Score each label independently
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub multi_label: Option<bool>,
@@ -114,10 +118,13 @@ impl ZeroShotParameters {
     /// Checks labels and template.
     pub fn prepare(&self, pipeline: &ZeroShotPipeline, scope: &Scope) -> Result<ZeroShotClassifier> {
         let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
-        let template = self.hypothesis_template.clone().unwrap_or_else(|| TEMPLATE.to_owned());
+        if let Some(prompt) = &self.prompt {
+            check_size("prompt", prompt)?;
+        }
         let options = ZeroShotOptions {
             labels: Labels::new(labels, scope.max_labels)?,
-            template: Template::new(template)?,
+            template: self.hypothesis_template.clone().map(Template::new).transpose()?,
+            prompt: self.prompt.clone(),
             multi_label: self.multi_label.unwrap_or(false),
         };
         Ok(ZeroShotClassifier { pipeline: pipeline.clone(), options })

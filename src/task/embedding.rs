@@ -14,6 +14,7 @@ use crate::{
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors, VectorKind,
         },
+        instructions::{check_instruction, check_size},
         vectors::{Conversion, VectorType},
     },
 };
@@ -29,6 +30,12 @@ pub struct EmbeddingParameters {
     /// The model's prompt with this name or for this role, such as `query`
     #[arg(long = "prompt", value_name = "PROMPT")]
     pub prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    #[arg(skip)]
+    pub prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    #[arg(skip)]
+    pub instruction: Option<String>,
     /// Whether vectors are scaled to length 1 [default: the model's setting]
     #[arg(long, value_name = "BOOLEAN")]
     #[schemars(description = "Whether vectors are scaled to length 1; true by default.")]
@@ -73,15 +80,34 @@ pub struct Embedder {
 }
 
 impl EmbeddingParameters {
-    /// The options with the defaults in `scope`, without checks.
-    pub fn options(&self, scope: &Scope) -> EmbeddingOptions {
-        EmbeddingOptions {
+    /// The options with the defaults in `scope`.
+    pub fn options(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<EmbeddingOptions> {
+        let (prompt_name, prompt) = match (&self.prompt_name, &self.prompt, &self.instruction) {
+            (name, None, None) => (name.clone(), None),
+            (None, Some(prompt), None) => {
+                check_size("prompt", prompt)?;
+                (None, Some(prompt.clone()))
+            }
+            (name, None, Some(instruction)) => {
+                check_instruction("instruction", instruction)?;
+                let (name, prompt) = pipeline.settings().instructed(name.as_deref(), instruction)?;
+                (name, Some(prompt))
+            }
+            _ => {
+                return Err(Error::invalid(
+                    "expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out \
+                     the others",
+                ));
+            }
+        };
+        Ok(EmbeddingOptions {
             truncation: self.truncation.truncation(scope),
             normalize: self.normalize,
-            prompt_name: self.prompt_name.clone(),
+            prompt_name,
+            prompt,
             dimensions: self.dimensions,
             max_values: scope.max_values,
-        }
+        })
     }
 
     /// Checks the parameters. The default for `outputs` is the model's first vector kind.
@@ -94,7 +120,7 @@ impl EmbeddingParameters {
             ));
         }
         let output_dtype = self.output_dtype.unwrap_or_default();
-        let mut options = self.options(scope);
+        let mut options = self.options(pipeline, scope)?;
         let conversion = match kinds.contains(&VectorKind::Dense) {
             true => self.conversion(pipeline)?,
             false => Conversion::Float,
@@ -109,8 +135,8 @@ impl EmbeddingParameters {
     }
 
     /// Applies the defaults for vectors per token, which the pipeline checks.
-    pub fn prepare_tokens(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> TokenEmbedder {
-        TokenEmbedder { pipeline: pipeline.clone(), options: self.options(scope) }
+    pub fn prepare_tokens(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<TokenEmbedder> {
+        Ok(TokenEmbedder { pipeline: pipeline.clone(), options: self.options(pipeline, scope)? })
     }
 
     /// The conversion of dense vectors to `output_dtype`.

@@ -33,7 +33,7 @@ impl Model {
         match &self.pipeline {
             Pipeline::Embedding(pipeline) => {
                 pipeline.prompt(parameters.prompt_name.as_deref())?;
-                Ok(parameters.prepare_tokens(pipeline, &self.scope()))
+                parameters.prepare_tokens(pipeline, &self.scope())
             }
             _ => Err(self.is_not_for(Task::FeatureExtraction)),
         }
@@ -113,9 +113,9 @@ impl Model {
     /// ```
     pub fn ranker(&self, parameters: &RankingParameters) -> Result<Ranker> {
         match &self.pipeline {
-            Pipeline::Ranking(pipeline) => Ok(parameters.prepare(pipeline, &self.scope())),
+            Pipeline::Ranking(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::Embedding(pipeline) => {
-                Ok(parameters.prepare(&RankingPipeline::Embedding(pipeline.clone()), &self.scope()))
+                parameters.prepare(&RankingPipeline::Embedding(pipeline.clone()), &self.scope())
             }
             _ => Err(self.is_not_for(Task::TextRanking)),
         }

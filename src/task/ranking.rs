@@ -9,16 +9,27 @@ use crate::{
     backend::Deadline,
     error::Result,
     json::flattened,
-    pipeline::{Usage, ranking::RankingPipeline, scores::RankingOptions},
+    pipeline::{
+        Usage,
+        instructions::{check_instruction, check_size},
+        ranking::RankingPipeline,
+        scores::RankingOptions,
+    },
 };
 
 /// Ranking parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object")]
 pub struct RankingParameters {
     /// Return logits, cosines or product sums instead of scores from 0 to 1
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub raw_scores: Option<bool>,
+    /// What makes a text relevant: replaces the instruction in the model's template, if it has one
+    #[arg(long, value_name = "TEXT")]
+    pub instruction: Option<String>,
+    /// A text to put before the query, instead of the model's prompt.
+    #[arg(skip)]
+    pub prompt: Option<String>,
     /// How texts above the token limit are handled.
     #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
@@ -33,11 +44,20 @@ pub struct Ranker {
 }
 
 impl RankingParameters {
-    /// Applies the defaults.
-    pub fn prepare(&self, pipeline: &RankingPipeline, scope: &Scope) -> Ranker {
+    /// Applies the defaults, and the instruction.
+    pub fn prepare(&self, pipeline: &RankingPipeline, scope: &Scope) -> Result<Ranker> {
         let truncation = self.truncation.truncation(scope);
         let options = RankingOptions { truncation, raw_scores: self.raw_scores.unwrap_or(false) };
-        Ranker { pipeline: pipeline.clone(), options }
+        let mut pipeline = pipeline.clone();
+        if let Some(instruction) = &self.instruction {
+            check_instruction("instruction", instruction)?;
+            pipeline = pipeline.with_instruction(instruction)?;
+        }
+        if let Some(prompt) = &self.prompt {
+            check_size("prompt", prompt)?;
+            pipeline = pipeline.with_prompt(prompt)?;
+        }
+        Ok(Ranker { pipeline, options })
     }
 }
 

@@ -50,7 +50,7 @@ def kind_of(folder):
         return "ranker"
     if modules:
         return "embedder"
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() or config.get("model_type") == "GLiClass":
         return None
     if head.endswith("ForSequenceClassification"):
         return "ranker" if len(config.get("id2label", {0: 0, 1: 1})) == 1 else "classifier"

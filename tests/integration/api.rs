@@ -104,6 +104,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             embedding: Some(settings),
             classification: None,
             token_classification: None,
+            label_scores: None,
             zero_shot_entities: None,
             seq2seq: None,
             tensors: TensorNames::default(),

@@ -367,6 +367,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("redact", "true"),
         set("query", |it| it.query = Some("a".into())),
         option("raw-scores", "true"),
+        option("instruction", "Find proofs"),
         option("source-language", "en"),
         option("target-language", "pt"),
         option("max-active-dims", "3"),

@@ -37,6 +37,7 @@ fn embedded(model: &Model) -> kivu::Result<Vec<Vec<f32>>> {
         truncation: Truncation::At(Side::Right),
         normalize: None,
         prompt_name: None,
+        prompt: None,
         dimensions: None,
         max_values: usize::MAX,
     };

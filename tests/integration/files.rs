@@ -265,6 +265,7 @@ fn weights_that_were_written_to_give_no_vectors() {
                 truncation: Truncation::Off,
                 normalize: None,
                 prompt_name: None,
+                prompt: None,
                 dimensions: None,
                 max_values: usize::MAX,
             };

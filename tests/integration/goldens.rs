@@ -67,6 +67,7 @@ pub(crate) fn options() -> EmbeddingOptions {
         truncation: Truncation::At(Side::Right),
         normalize: None,
         prompt_name: None,
+        prompt: None,
         dimensions: None,
         max_values: usize::MAX,
     }

@@ -40,6 +40,8 @@ mod goldens;
 mod hostile_models;
 mod hub;
 mod imports;
+mod instructions;
+mod label_scores;
 mod language;
 mod late_chunking;
 mod links;

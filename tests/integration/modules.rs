@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Backend, Deadline, Engine},
-    pipeline::{Input, Task, embedding::EmbeddingOptions, pooling::cosine},
+    model::Pipeline,
+    pipeline::{
+        Input, Task, embedding::EmbeddingOptions, pooling::cosine, ranking::RankingPipeline,
+        scores::ScoreFunction,
+    },
     repository::{Bundle, manifest::Precision},
     tensor::Tensor,
     tokenizer::{Side, Truncation},
@@ -48,6 +52,116 @@ fn build(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
     }
     let request = request_without_floor(Task::FeatureExtraction, &from, out, Some(precision));
     Some(build_request(&request, runtime).unwrap())
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    max_length: usize,
+    pairs: Vec<[String; 2]>,
+    scores: Vec<Vec<f32>>,
+}
+
+/// A copy of `tiny-modernbert` in `folder` with the modules after it in the fixture `name`.
+fn modular(name: &str, folder: &Path) {
+    copy(&fixtures().join("models/tiny-modernbert"), folder);
+    fs::remove_dir_all(folder.join("1_Pooling")).unwrap();
+    copy(&fixtures().join(name), folder);
+}
+
+/// As sentence-transformers saves rerankers and classifiers since version 5.4, in both engines.
+#[tokio::test]
+async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (name, task, function) in [
+        ("modular-ranker", Task::TextRanking, ScoreFunction::Sigmoid),
+        ("modular-classifier", Task::TextClassification, ScoreFunction::Softmax),
+    ] {
+        let from = folder.path().join(name);
+        modular(name, &from);
+        let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
+        let golden: Scored = serde_json::from_slice(&golden).unwrap();
+        for (precision, engine, tolerance) in
+            [(Precision::Fp32, Engine::Onnx, 3e-5), (Precision::Int8Blocks, Engine::Native, 0.2)]
+        {
+            let out = folder.path().join(format!("{name}-{precision}"));
+            let request = match precision {
+                // Its files say what it does.
+                Precision::Fp32 => request(from.clone(), out, Some(precision)),
+                _ => request_without_floor(task, &from, out, Some(precision)),
+            };
+            let bundle = build_request(&request, runtime).unwrap();
+            assert_eq!((bundle.manifest().task, bundle.manifest().engine), (task, engine), "{name}");
+            let model = serve(&bundle.path("")).unwrap();
+            let classifier = match &model.pipeline {
+                Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline))
+                | Pipeline::Classification(pipeline) => pipeline,
+                other => panic!("expected a CrossEncoder, but found {other:?}"),
+            };
+            let settings = classifier.settings();
+            assert_eq!((settings.max_tokens, settings.function), (golden.max_length, function), "{name}");
+            for ([query, text], expected) in golden.pairs.iter().zip(&golden.scores) {
+                let pair = Input::Pair(query.as_str().into(), text.as_str().into());
+                let truncation = Truncation::At(Side::Right);
+                let found = classifier.logits(vec![pair], truncation, deadline()).await.unwrap();
+                let difference = difference(&found.rows[0], expected);
+                assert!(difference <= tolerance, "{name} in {precision}, {query:?}: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_score_modules_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let refusal = |name: &str, change: &dyn Fn(&Path)| {
+        let from = folder.path().join(name);
+        modular("modular-ranker", &from);
+        change(&from);
+        let out = folder.path().join(format!("{name}-built"));
+        build_request(&request(from, out, None), runtime).unwrap_err().chain().to_string()
+    };
+    let (text, tokens) = ("\"sentence_embedding\"", "\"token_embeddings\"");
+    let output = |name: &str| format!("\"module_output_name\": {name}");
+    let input = |name: &str| format!("\"module_input_name\": {name}");
+    let settings = "config_sentence_transformers.json";
+    let layer = "2_Dense/config.json";
+    let prompt = |value: bool| format!("\"include_prompt\": {value}");
+    let cases = [
+        (
+            "embedder",
+            settings,
+            "\"CrossEncoder\"".to_owned(),
+            "\"SentenceTransformer\"".to_owned(),
+            "a `model_type` of `CrossEncoder`",
+        ),
+        (
+            "prompt",
+            "1_Pooling/config.json",
+            prompt(true),
+            prompt(false),
+            "expected `include_prompt` true in a CrossEncoder, but found false",
+        ),
+        (
+            "twice",
+            layer,
+            output(text),
+            output("\"scores\""),
+            "expected no module after the one that makes `scores`, but found `LayerNorm`",
+        ),
+        (
+            "tokens",
+            "4_Dense/config.json",
+            input(text),
+            input(tokens),
+            "but found `token_embeddings` and `scores`",
+        ),
+    ];
+    for (name, file, from, to, expected) in cases {
+        let found = refusal(name, &|folder| edit(&folder.join(file), &from, &to));
+        assert!(found.contains(expected), "{name}: {found}");
+    }
 }
 
 #[tokio::test]
@@ -216,7 +330,7 @@ fn unusable_modules_are_refused_by_name() {
     expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
     expected the weight `linear.bias` of shape [25], but found [24]
     cannot read `[folder]/model/4_Dense/pytorch_model.bin`; convert it to safetensors with `save_pretrained`: expected a PyTorch checkpoint: invalid Zip archive: Could not find EOCD
-    expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings` in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
+    expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings`, or `sentence_embedding` and `scores`, in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
     expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but found `min`
     expected `include_prompt` true or false, but found null
     expected a prompt `document` of less than 48 tokens, the most of a text, and without a special token at its end, since it is not pooled, but found 48 tokens

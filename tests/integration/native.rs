@@ -39,6 +39,7 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         name if name.ends_with("-cls") => Task::TextClassification,
         name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
         name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => Task::TokenClassification,
+        name if name.starts_with("tiny-gliclass") => Task::ZeroShotClassification,
         _ => Task::FeatureExtraction,
     };
     let source = fixtures().join("models").join(name);
@@ -302,8 +303,7 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
 }
 
 /// Two texts after two and three labels, in one batch; with the length of the shorter one.
-fn batch_with_words(backend: &dyn Backend) -> (Vec<Tensor>, usize) {
-    const MARKER: i64 = 282;
+fn batch_with_words(backend: &dyn Backend, marker: i64) -> (Vec<Tensor>, usize) {
     let columns = 40;
     let texts = [(2, columns), (3, 21)];
     let tensor = |name: &str| {
@@ -313,7 +313,7 @@ fn batch_with_words(backend: &dyn Backend) -> (Vec<Tensor>, usize) {
                 (10..=column).filter(|column| column % 3 != 1).count() as i64
             }
             "words_mask" => 0,
-            _ if column % 2 == 1 && column < 2 * labels => MARKER,
+            _ if column % 2 == 1 && column < 2 * labels => marker,
             _ if column < length => 5 + (column * 7) as i64 % 40,
             _ => 0,
         };
@@ -323,7 +323,7 @@ fn batch_with_words(backend: &dyn Backend) -> (Vec<Tensor>, usize) {
     (backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect(), texts[1].1)
 }
 
-/// GLiNER's head is in fp32 in both engines; a text's scores do not depend on others.
+/// GLiNER's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
 #[tokio::test(flavor = "multi_thread")]
 async fn span_scores_are_those_of_onnx_runtime() {
     let folder = tempfile::tempdir().unwrap();
@@ -333,6 +333,10 @@ async fn span_scores_are_those_of_onnx_runtime() {
         "tiny-gliner in blocks",
         "tiny-gliner-words",
         "tiny-gliner-plain-words in blocks",
+        "tiny-gliclass",
+        "tiny-gliclass-mean in blocks",
+        "tiny-gliclass-weighted",
+        "tiny-gliclass-mlp",
     ];
     for name in names {
         let Some(bundle) = build(name, folder.path()) else { return };
@@ -341,7 +345,9 @@ async fn span_scores_are_those_of_onnx_runtime() {
             Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
         let native = backend(&bundle, 2);
         assert_eq!(native.signature(), session.signature());
-        let (inputs, shorter) = batch_with_words(&native);
+        let tokenizer = bundle.tokenizer().unwrap();
+        let marker = ["<<ENT>>", "<<LABEL>>"].iter().find_map(|token| tokenizer.id(token)).unwrap();
+        let (inputs, shorter) = batch_with_words(&native, i64::from(marker));
         let together = native.infer(inputs.clone(), deadline()).await.unwrap().remove(0);
         let whole = together.as_fp32().unwrap();
         assert_eq!(together.shape()[..3], [2, 20, 3], "{name}");

@@ -58,6 +58,7 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
     truncation: Truncation::At(Side::Right),
     normalize: None,
     prompt_name: None,
+    prompt: None,
     dimensions: None,
     max_values: usize::MAX,
 };

@@ -161,6 +161,9 @@ test("ranks, texts and tokens are the server's", async () => {
     const found = await (await model(name)).rank(query, TEXTS, { topK: 2, returnDocuments: true });
     assert.deepEqual(found, (await served("/rerank", { query, texts: TEXTS, model: name, return_text: true })).slice(0, 2));
   }
+  const prompted = await (await model("rank")).rank(query, TEXTS, { prompt: "query: " });
+  assert.deepEqual(prompted, await served("/rerank", { query, texts: TEXTS, model: "rank", prompt: "query: " }));
+  await assert.rejects((await model("rank")).rank(query, TEXTS, { instruction: "Find ships" }), InvalidError);
   const texts = ["Good morning.", "The cat sleeps. It is late."];
   const translated = await (await model("translate-en-pt")).translate(texts, { source: "en", target: "pt" });
   const expected = await served("/translate", { inputs: texts, model: "translate-en-pt" });
@@ -214,7 +217,7 @@ test("bad input has the server's words", async () => {
     [() => minilm.encode([...Array(1500).fill("a"), ""]), InvalidError, "expected a text in `texts[1500]`, but found an empty one"],
     [() => minilm.encode("\ud800"), InvalidError, "expected Unicode text in `texts[0]`, but found half of a surrogate pair"],
     [() => minilm.encode("a", { precision: "int4" }), InvalidError, 'expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found "int4"'],
-    [() => minilm.encode("a", { prompt_name: "b" }), TypeError, "expected options among `promptName`, `dimensions`, `normalize`, `precision`, `truncate`, `signal`, `onProgress`, but found `prompt_name`"],
+    [() => minilm.encode("a", { prompt_name: "b" }), TypeError, "expected options among `promptName`, `prompt`, `instruction`, `dimensions`, `normalize`, `precision`, `truncate`, `signal`, `onProgress`, but found `prompt_name`"],
     [() => minilm.encode("a", "int8"), TypeError, "expected `options` to be an object, but found `string`"],
     [() => minilm.encode("a", { dimensions: "many" }), InvalidError, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string"],
     [() => minilm.encode("a", { dimensions: 7n }), TypeError, "expected a parameter of a plain type, but found `bigint`"],

@@ -87,6 +87,7 @@ class Vectors(unittest.TestCase):
     def test_options_are_the_servers(self):
         for options, body in (
             ({"dimensions": 128}, {"dimensions": 128}),
+            ({"prompt": "query: "}, {"prompt": "query: "}),
             ({"precision": "int8"}, {"output_dtype": "int8"}),
             ({"precision": "uint8", "dimensions": 64}, {"output_dtype": "uint8", "dimensions": 64}),
             ({"precision": "binary"}, {"output_dtype": "binary"}),
@@ -159,6 +160,12 @@ class Tasks(unittest.TestCase):
             found = model(name).rank("When does the ferry leave?", TEXTS, top_k=2, return_documents=True)
             body = {"query": "When does the ferry leave?", "texts": TEXTS, "model": name, "return_text": True}
             self.assertEqual(post("/rerank", body)[:2], found)
+        found = model("rank").rank("ferry", TEXTS, prompt="query: ")
+        self.assertEqual(post("/rerank", {"query": "ferry", "texts": TEXTS, "model": "rank", "prompt": "query: "}), found)
+        with self.assertRaisesRegex(errors.InvalidError, "expected a model with an instruction"):
+            model("rank").rank("ferry", TEXTS, instruction="Find ships")
+        with self.assertRaisesRegex(errors.InvalidError, "expected a model with an instruction"):
+            model("minilm").encode(TEXTS, instruction="Find ships")
 
     def test_texts_to_texts(self):
         found = model("translate-en-pt").translate(["Good morning.", "The cat sleeps. It is late."], source="en", target="pt")

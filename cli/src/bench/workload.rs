@@ -44,6 +44,10 @@ pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -
         let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         return Ok(windows.map(|window| window.encoding).collect());
     }
+    if let Some(settings) = &manifest.label_scores {
+        let labels = LABELS.map(str::to_owned);
+        return texts.iter().map(|text| settings.encode(tokenizer, text, &labels, limit)).collect();
+    }
     let seconds: &[&str] = match manifest.task {
         Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
         Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,

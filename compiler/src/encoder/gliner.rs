@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::{
     config::EncoderConfig,
     families,
-    gliner_config::{GLINER, LABELS_ENCODER, is_set, own_encoder},
+    gliner_config::{GLINER, LABELS_ENCODER, MAX_TOKENS, is_set, own_encoder},
     heads::OutputHeads,
     label_encoder, source,
-    spans::{SPAN_LOGITS, SpanHead},
+    spans::{SPAN_LOGITS, Scored, SpanHead},
 };
 use crate::{
     config::ConfigFile,
@@ -40,8 +40,6 @@ const PREFIX: &str = "token_rep_layer.bert_layer.model.";
 /// Values of `span_mode`: for models that score spans by their first and last words, and for models that score words.
 const MARKERS: &str = "markerV0";
 const WORD_LEVEL: &str = "token_level";
-/// Maximum number of tokens if attention depends on distances only.
-const MAX_TOKENS: usize = 1024;
 /// Maximum head width, far above published models.
 const MAX_WIDTH: usize = 1 << 16;
 /// Values of `model_type`. `span_mode` and `labels_encoder` determine the kind.
@@ -108,7 +106,7 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: width(&config)?,
-        longest: settings.max_entity_words,
+        scored: settings.max_entity_words.map_or(Scored::Words, Scored::Spans),
         recurrent_layers: if reads_labels { config.get("num_rnn_layers")?.unwrap_or(1) } else { 0 },
         marker: if reads_labels { Some(marker(&config, &settings, &tokenizer)?) } else { None },
         max_tokens: settings.max_tokens,

@@ -9,6 +9,8 @@ use kivu::error::Result;
 pub(crate) const GLINER: &str = "gliner_config.json";
 /// Default `model_type` for encoders.
 pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
+/// Maximum number of tokens if attention depends on distances only.
+pub(super) const MAX_TOKENS: usize = 1024;
 /// The repository of the encoder that reads labels, in models that have one.
 pub(super) const LABELS_ENCODER: &str = "labels_encoder";
 /// That encoder's settings.

@@ -8,6 +8,7 @@ mod disentangled;
 mod distance_tables;
 mod distances;
 mod families;
+mod gliclass;
 mod gliner;
 mod gliner_config;
 mod graph;
@@ -15,12 +16,14 @@ mod heads;
 mod label_encoder;
 mod source;
 mod spans;
+mod text_scores;
 mod vectors;
 mod word_scores;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},
     families::MODEL_TYPES,
+    gliclass::{GLICLASS, is_gliclass, open_gliclass},
     gliner::{is_gliner, missing_encoder, open_gliner},
     gliner_config::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG},
     graph::LOGITS,

@@ -15,8 +15,9 @@ use crate::{
     config::ConfigFile,
     lora::{Adapter, BaseNames},
     module_list::has_pooling,
+    modules::Modules,
     plan::Plan,
-    sentence_transformers::{default_prompt, makes_vectors, max_tokens},
+    sentence_transformers::{default_prompt, makes_vectors, max_tokens, score_modules},
     source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
     token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
     weights::Weights,
@@ -56,9 +57,17 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             config.head.get_or_insert_with(|| Head::unnamed(kind, labels));
         }
     }
-    let reads_pairs = config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Text);
+    let modules = match plan.adapter.is_none() {
+        true => score_modules(&plan.folder, config.facts.hidden)?,
+        false => None,
+    };
+    let reads_pairs =
+        modules.is_some() || config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Text);
     within_types(&tokenizer, config.types, reads_pairs)?;
-    let scores = decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?;
+    let scores = match modules {
+        Some(modules) => Some(head_of_modules(plan, &config.facts, modules)?),
+        None => decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?,
+    };
     let facts = &config.facts;
     let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
@@ -86,6 +95,16 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
         files,
         ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer, labels: None })?
     })
+}
+
+/// A CrossEncoder's label scores, from modules.
+fn head_of_modules(
+    plan: &Plan,
+    facts: &Facts,
+    modules: Modules,
+) -> Result<(ClassificationSettings, Modules)> {
+    let head = Head::unnamed(HeadKind::Text, modules.dimensions()?);
+    Ok((text_settings(&plan.folder, &head, facts)?, modules.with_output(LOGITS)))
 }
 
 /// An encoder model's parts.

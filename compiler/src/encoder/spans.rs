@@ -1,5 +1,5 @@
 //! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
-//! or another model computes their vectors.
+//! or another model computes their vectors. GLiClass's head (`text_scores.rs`) has the text as its only word.
 //!
 //! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
@@ -7,7 +7,10 @@
 
 use kivu_engine::{kernel::LANES, program::WORD_SCORES};
 
-use super::word_scores;
+use super::{
+    text_scores::{Pairs, TextHead, pair_layers},
+    word_scores::{self, WordLayers, joined, layer, linear},
+};
 use crate::{
     layers::Layers,
     onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, string},
@@ -23,15 +26,25 @@ const WORDS: &str = "words_mask";
 /// The output.
 pub(super) const SPAN_LOGITS: &str = "logits";
 
-/// A head for spans, according to `gliner_config.json`.
+/// What a head scores for each label.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scored {
+    /// Spans of at most this many words.
+    Spans(usize),
+    /// Words.
+    Words,
+    /// The text.
+    Text(TextHead),
+}
+
+/// A head for spans, words or texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpanHead {
     /// Width of the encoder's vectors.
     pub(super) encoder_width: usize,
     /// Width of the head's vectors; a layer projects to it if it differs.
     pub(super) width: usize,
-    /// Maximum number of words in a span; `None` if words are scored, not spans.
-    pub(super) longest: Option<usize>,
+    pub(super) scored: Scored,
     /// Number of LSTM layers between encoder and spans.
     pub(super) recurrent_layers: usize,
     /// Token id before each label; `None` if another model reads the labels.
@@ -54,17 +67,22 @@ struct Constants {
 impl SpanHead {
     /// Whether the native engine has the layers.
     pub(super) fn suits_native_engine(&self) -> bool {
-        self.width.is_multiple_of(LANES)
+        let suits = match self.scored {
+            Scored::Spans(_) | Scored::Words => true,
+            Scored::Text(head) => head.hidden.is_multiple_of(LANES),
+        };
+        suits && self.width.is_multiple_of(LANES)
     }
 
     /// Writes logits by word and label: for the spans that begin with the word, by word count, or for the word as the
-    /// first, the last and any word of an entity. Logits for spans that end beyond the text have no meaning.
+    /// first, the last and any word of an entity; or by label for the text. Logits for spans that end beyond the text have
+    /// no meaning.
     pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
         let Self { encoder_width, width, .. } = *self;
         let words = layers.graph.input(WORDS, &["batch", "sequence"]);
         let mut tokens = tokens.clone();
         if width != encoder_width {
-            tokens = linear(layers, "token_rep_layer.projection", &tokens, [encoder_width, width])?;
+            tokens = projected(layers, "token_rep_layer.projection", &tokens, [encoder_width, width])?;
         }
         let inputs = [&tokens, &words];
         let mut vectors = layers
@@ -73,9 +91,11 @@ impl SpanHead {
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
-        let (logits, count) = match self.longest {
-            Some(longest) => (self.spans(layers, [&tokens, ids, &vectors, &words], longest)?, longest),
-            None => (self.word_scores(layers, [&tokens, ids, &vectors, &words])?, WORD_SCORES),
+        let inputs = [&tokens, ids, &vectors, &words];
+        let (logits, count) = match self.scored {
+            Scored::Spans(longest) => (self.spans(layers, inputs, longest)?, longest),
+            Scored::Words => (self.word_scores(layers, inputs)?, WORD_SCORES),
+            Scored::Text(head) => (self.text_scores(layers, inputs, head)?, 1),
         };
         let axes = [any("batch"), any("words"), any("labels"), fixed(count)];
         layers.graph.output(&logits, SPAN_LOGITS, axes);
@@ -96,7 +116,7 @@ impl SpanHead {
     }
 
     fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
-        let constants = word_scores::constants(layers, self.width)?;
+        let constants = word_scores::constants(layers, WordLayers::OF_WORDS, self.width)?;
         Ok(self.call::<14, 19, 17>(
             layers,
             "WordScores",
@@ -104,6 +124,33 @@ impl SpanHead {
             constants.each_ref(),
             |graph, [labels, vectors, _], constants| word_scores::logits(graph, [vectors, labels], constants),
         ))
+    }
+
+    fn text_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], head: TextHead) -> Result<Value> {
+        const NAME: &str = "TextScores";
+        let own = head.constants(layers, self.width)?;
+        Ok(match head.pairs {
+            Pairs::Dot => {
+                let all = own.each_ref();
+                self.call::<10, 15, 13>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+            Pairs::Products => {
+                let others = word_scores::constants(layers, WordLayers::OF_TEXTS, self.width)?;
+                let all = joined(&own.each_ref(), &others.each_ref());
+                self.call::<24, 29, 27>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+            Pairs::Layers => {
+                let others = pair_layers(layers, self.width)?;
+                let all = joined(&own.each_ref(), &others.each_ref());
+                self.call::<17, 22, 20>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+        })
     }
 
     /// Calls the function `name`, whose body gets label vectors, word vectors and word numbers: with the labels in front of
@@ -318,33 +365,20 @@ fn lstm(
 }
 
 /// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
-fn linear(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
+fn projected(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
     layers.linear_in_fp32(&weight, Some(&bias), input, shape)
 }
 
 /// The weights and biases of two layers; the first is four times as wide.
 fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
-    let mut layer = |place: usize, [inputs, outputs]: [usize; 2]| {
-        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{place}.{part}"));
-        let values = transpose(&layers.weights.take_whole(&weight, &[outputs, inputs])?.values, inputs);
-        let biases = layers.weights.take_whole(&bias, &[outputs])?;
-        let weight = layers.graph.floats(&weight, &[inputs, outputs], &values);
-        Ok::<_, Error>([weight, layers.graph.floats(&bias, &[outputs], &biases.values)])
-    };
-    let ([w0, b0], [w1, b1]) = (layer(0, [width, 4 * width])?, layer(3, [4 * width, width])?);
+    let [w0, b0] = layer(layers, &format!("{name}.0"), [width, 4 * width])?;
+    let [w1, b1] = layer(layers, &format!("{name}.3"), [4 * width, width])?;
     Ok([w0, b0, w1, b1])
 }
 
 fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
-    let wide = graph.node("MatMul", &[input, w0], vec![]);
-    let wide = graph.node("Add", &[&wide, b0], vec![]);
+    let wide = linear(graph, input, [w0, b0]);
     let wide = graph.node("Relu", &[&wide], vec![]);
-    let product = graph.node("MatMul", &[&wide, w1], vec![]);
-    graph.node("Add", &[&product, b1], vec![])
-}
-
-/// Both lists as one array of `COUNT` values.
-fn joined<'a, const COUNT: usize>(first: &[&'a Value], second: &[&'a Value]) -> [&'a Value; COUNT] {
-    std::array::from_fn(|place| first.get(place).copied().unwrap_or_else(|| second[place - first.len()]))
+    linear(graph, &wide, [w1, b1])
 }

@@ -1,4 +1,5 @@
-//! GLiNER's word head: three logits per word and label, for an entity's first word, its last word, and any word in it.
+//! GLiNER's word head: three logits per word and label, for an entity's first word, its last word, and any word in it. In
+//! one of GLiClass's heads, a text has one logit per label by the same layers.
 //!
 //! A word and a label each have two vectors, from one layer. The first layer on both first vectors and on the product of
 //! the second ones is divided into three, so that only the products are computed for each word and label.
@@ -11,14 +12,44 @@ use crate::{
 use kivu::error::{Error, Result};
 use kivu_engine::program::WORD_SCORES;
 
+/// A head's weight names and size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WordLayers {
+    /// The layers on words, or texts, and on labels.
+    projections: [&'static str; 2],
+    /// The layers after them.
+    out: &'static str,
+    /// Logits per word and label.
+    count: usize,
+}
+
+impl WordLayers {
+    /// GLiNER's.
+    pub(super) const OF_WORDS: Self = Self {
+        projections: ["scorer.proj_token", "scorer.proj_label"],
+        out: "scorer.out_mlp",
+        count: WORD_SCORES,
+    };
+    /// GLiClass's.
+    pub(super) const OF_TEXTS: Self = Self {
+        projections: ["model.scorer.proj_text", "model.scorer.proj_label"],
+        out: "model.scorer.out_mlp",
+        count: 1,
+    };
+}
+
 /// Constants in the order in which the native engine reads them: for words the layer of the first vector, its part in
 /// the sum, with the sum's bias, and the layer of the second vector; the same for labels, without a bias; the products'
 /// part; the last layer.
-pub(super) fn constants(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 14]> {
+pub(super) fn constants(
+    layers: &mut Layers<'_>,
+    WordLayers { projections: [of_words, of_labels], out, count }: WordLayers,
+    width: usize,
+) -> Result<[Value; 14]> {
     let wide = 4 * width;
-    let [w0, w1, w4, w5] = two_vectors(layers, "scorer.proj_token", width)?;
-    let [l0, l1, l3, l4] = two_vectors(layers, "scorer.proj_label", width)?;
-    let name = "scorer.out_mlp.0";
+    let [w0, w1, w4, w5] = two_vectors(layers, of_words, width)?;
+    let [l0, l1, l3, l4] = two_vectors(layers, of_labels, width)?;
+    let name = format!("{out}.0");
     let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 3 * width])?;
     let [of_words, of_labels, of_products] =
         [("words", 0), ("labels", width), ("products", 2 * width)].map(|(part, from)| {
@@ -28,12 +59,7 @@ pub(super) fn constants(layers: &mut Layers<'_>, width: usize) -> Result<[Value;
         });
     let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
     let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
-    let name = "scorer.out_mlp.3";
-    let weight = layers.weights.take_whole(&format!("{name}.weight"), &[WORD_SCORES, wide])?;
-    let weight = transpose(&weight.values, wide);
-    let weight = layers.graph.floats(&format!("{name}.weight"), &[wide, WORD_SCORES], &weight);
-    let last_bias = layers.weights.take_whole(&format!("{name}.bias"), &[WORD_SCORES])?;
-    let last_bias = layers.graph.floats(&format!("{name}.bias"), &[WORD_SCORES], &last_bias.values);
+    let [weight, last_bias] = layer(layers, &format!("{out}.3"), [wide, count])?;
     Ok([w0, w1, of_words, bias, w4, w5, l0, l1, of_labels, l3, l4, of_products, weight, last_bias])
 }
 
@@ -78,7 +104,28 @@ fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Val
     layers.try_into().map_err(|_| Error::model(format!("expected two layers in `{name}.weight`")))
 }
 
-fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
+/// A layer's weight, transposed, and its bias.
+pub(super) fn layer(
+    layers: &mut Layers<'_>,
+    name: &str,
+    [inputs, outputs]: [usize; 2],
+) -> Result<[Value; 2]> {
+    let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+    let values = transpose(&layers.weights.take_whole(&weight, &[outputs, inputs])?.values, inputs);
+    let biases = layers.weights.take_whole(&bias, &[outputs])?;
+    let weight = layers.graph.floats(&weight, &[inputs, outputs], &values);
+    Ok([weight, layers.graph.floats(&bias, &[outputs], &biases.values)])
+}
+
+pub(super) fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
     let product = graph.node("MatMul", &[input, weight], vec![]);
     graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Both lists as one array of `COUNT` values.
+pub(super) fn joined<'a, const COUNT: usize>(
+    first: &[&'a Value],
+    second: &[&'a Value],
+) -> [&'a Value; COUNT] {
+    std::array::from_fn(|place| first.get(place).copied().unwrap_or_else(|| second[place - first.len()]))
 }

@@ -74,7 +74,7 @@ impl Paths<'_> {
 
     /// Whether the model's vectors depend on `modules.json`: an encoder without a head for another task.
     pub(super) fn may_need_modules(&self, folder: &Path) -> Result<bool> {
-        if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) {
+        if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) || encoder::is_gliclass(folder) {
             return Ok(false);
         }
         let config = ConfigFile::open(folder)?;
@@ -122,6 +122,7 @@ impl Paths<'_> {
         let config = ConfigFile::open(&transformer)?;
         let mut types = encoder::MODEL_TYPES.to_vec();
         types.extend(seq2seq::MODEL_TYPES.iter().filter(|name| !encoder::MODEL_TYPES.contains(name)));
+        types.push(encoder::GLICLASS);
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
         if is_supported {

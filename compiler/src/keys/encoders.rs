@@ -34,7 +34,7 @@ pub(super) const SCORE_FUNCTION: Rules = Rules {
 };
 
 /// Token ids and settings read only by word prediction or text generation heads.
-const ENCODER: &[Unused] = &[
+pub(super) const ENCODER: &[Unused] = &[
     ("bos_token_id", Any),
     ("cls_token_id", Any),
     ("decoder_start_token_id", Any),

@@ -5,6 +5,7 @@
 mod encoders;
 mod generation;
 mod generators;
+mod gliclass;
 mod gliner;
 mod rules;
 mod sentence_transformers;

@@ -9,7 +9,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    encoders, generation, generators, gliner,
+    encoders, generation, generators, gliclass, gliner,
     rules::{Allowed, Document, Rules},
     sentence_transformers as modules, tokenizer,
 };
@@ -19,7 +19,7 @@ use crate::{
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
-    sentence_transformers::{TEMPLATE, TRANSFORMER},
+    sentence_transformers::{TEMPLATE, TRANSFORMER, has_scores},
     tokenizer_config,
 };
 use kivu::{
@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     Encoder,
     /// An encoder with its settings inside GLiNER's.
     Gliner,
+    /// An encoder with its settings inside GLiClass's.
+    Gliclass,
     Seq2Seq,
     /// A graph; it replaces what `config.json` says about a model's layers.
     Export,
@@ -99,6 +101,10 @@ impl Walk<'_> {
         let generation_file = transformer.join("generation_config.json");
         let rules = match kind {
             Kind::Gliner => return Ok(()),
+            Kind::Gliclass => {
+                self.nested_encoder(ConfigFile::NAME, &fields, "encoder_config")?;
+                Some(vec![&gliclass::GLICLASS])
+            }
             // The graph contains the layers.
             Kind::Export => {
                 let scores =
@@ -142,14 +148,14 @@ impl Walk<'_> {
     fn gliner(&mut self, plan: &Plan) -> Result<()> {
         let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else { return Ok(()) };
         let of_labels = self.root.join(LABELS_TOKENIZER);
-        if !self.gliner_encoder(&fields, LABELS_ENCODER_CONFIG)?
+        if !self.nested_encoder(GLINER, &fields, LABELS_ENCODER_CONFIG)?
             && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
             && let Some(rules) = encoder(&config)
         {
             self.check_file(&of_labels.join(ConfigFile::NAME), &[rules])?;
         }
         self.tokenizer(&of_labels, Kind::Gliner)?;
-        if !self.gliner_encoder(&fields, "encoder_config")? {
+        if !self.nested_encoder(GLINER, &fields, "encoder_config")? {
             let folders = [Some(&plan.folder), plan.encoder.as_ref()].into_iter().flatten();
             if let Some(folder) = folders.into_iter().find(|folder| folder.join(ConfigFile::NAME).is_file())
                 && let config = ConfigFile::open(folder)?
@@ -161,13 +167,18 @@ impl Walk<'_> {
         self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
     }
 
-    /// Checks an encoder's settings inside GLiNER's, if they are there.
-    fn gliner_encoder(&mut self, fields: &Map<String, Value>, field: &str) -> Result<bool> {
+    /// Checks an encoder's settings inside the file `name`, if they are there.
+    fn nested_encoder(
+        &mut self,
+        name: &'static str,
+        fields: &Map<String, Value>,
+        field: &str,
+    ) -> Result<bool> {
         let Some(mut own) = fields.get(field).and_then(Value::as_object).cloned() else { return Ok(false) };
         own.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
-        let config = ConfigFile::new(GLINER, own);
+        let config = ConfigFile::new(name, own);
         if let Some(rules) = encoder(&config) {
-            self.check(format!("{GLINER}: {field}"), config.fields().clone(), &[rules])?;
+            self.check(format!("{name}: {field}"), config.fields().clone(), &[rules])?;
         }
         Ok(true)
     }
@@ -269,8 +280,9 @@ impl Walk<'_> {
         let modules = module_list::modules(self.root)?;
         let has = |class: &str| modules.iter().any(|module| module.class() == class);
         // Models saved for another class than `CrossEncoder` get a default `LogitScore`.
-        let is_required = has("LogitScore");
+        let is_required = has("LogitScore") || has_scores(self.root)?;
         let classes: &[&str] = match has("Pooling") {
+            true if is_required => &["CrossEncoder"],
             true => &["SentenceTransformer"],
             false if is_required => &["CrossEncoder"],
             false => {

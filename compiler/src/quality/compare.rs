@@ -47,7 +47,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 mean_difference: differences(pairs())[0],
             }
         }
-        EncoderSettings::Classification(_) => {
+        EncoderSettings::Classification(_) | EncoderSettings::LabelScores(_) => {
             let agree = |(left, right): &(&Answer, &Answer)| {
                 descending(left.values()).first() == descending(right.values()).first()
             };

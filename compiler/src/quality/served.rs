@@ -31,10 +31,12 @@ use kivu::{
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors, VectorKind,
         },
+        label_scores::LabelScoresPipeline,
         label_vectors::LabelEncoder,
         multi_vector::MultiVectorSettings,
         pooling::normalize,
         roles::TextRole,
+        scores::ScoreFunction,
         token_classification::TokenClassificationPipeline,
         zero_shot::Labels,
         zero_shot_entities::ZeroShotEntitiesPipeline,
@@ -53,6 +55,7 @@ pub(crate) enum ServedEncoder {
     Embedding(EmbeddingPipeline),
     Classification(ClassificationPipeline),
     TokenClassification(TokenClassificationPipeline),
+    LabelScores(LabelScoresPipeline),
     ZeroShotEntities(ZeroShotEntitiesPipeline),
 }
 
@@ -97,6 +100,9 @@ impl ServedEncoder {
             EncoderSettings::TokenClassification(settings) => {
                 Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, backend, settings)?)
             }
+            EncoderSettings::LabelScores(settings) => {
+                Self::LabelScores(LabelScoresPipeline::new(tokenizer, backend, settings)?)
+            }
             EncoderSettings::ZeroShotEntities(settings) => {
                 let labels = settings.label_encoder.as_ref().zip(parts.labels);
                 let labels = labels.map(|(settings, tokenizer)| {
@@ -140,6 +146,13 @@ impl ServedEncoder {
                 logits.rows.iter().map(|logits| function.apply(logits)).collect()
             }
             Self::TokenClassification(pipeline) => pipeline.token_scores(texts, TRUNCATION, deadline).await?,
+            Self::LabelScores(pipeline) => {
+                let labels = LABELS.map(str::to_owned);
+                let texts: Vec<String> =
+                    texts.into_iter().map(|text| fitting(pipeline, text, &labels)).collect();
+                let logits = pipeline.logits(&texts, &labels, "", deadline).await?;
+                logits.rows.iter().map(|logits| ScoreFunction::Sigmoid.apply(logits)).collect()
+            }
             Self::ZeroShotEntities(pipeline) => {
                 let labels = Labels::new(LABELS.map(str::to_owned).into(), LABELS.len())?;
                 pipeline.span_scores(texts, &labels, TRUNCATION, deadline).await?
@@ -175,6 +188,17 @@ impl ServedEncoder {
         let Self::Embedding(pipeline) = self else { return None };
         pipeline.settings().multi_vector.as_deref().filter(|multi| multi.query != multi.document)
     }
+}
+
+/// A text without its last words, if the model refuses it: labels behind a text are not truncated.
+fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) -> String {
+    let (tokenizer, settings) = (pipeline.encoder().tokenizer(), pipeline.settings());
+    while settings.encode(tokenizer, &text, labels, settings.max_tokens).is_err()
+        && let Some((start, _)) = text.rsplit_once(' ')
+    {
+        text = start.to_owned();
+    }
+    text
 }
 
 /// Runs the sample texts, [`PART`] at a time.
@@ -214,6 +238,7 @@ async fn embed(
         truncation: TRUNCATION,
         normalize: Some(false),
         prompt_name: prompt_name(pipeline.settings(), role)?.map(str::to_owned),
+        prompt: None,
         dimensions: None,
         max_values: usize::MAX,
     };

@@ -1,4 +1,4 @@
-//! Scores for a text's words or word spans.
+//! Scores for a text, its words or its word spans.
 
 use super::{Run, Scratch};
 use crate::{
@@ -21,10 +21,12 @@ pub(super) fn score_spans<K: Kernel>(
     buffers.words.clear();
     buffers.words.resize(words * head.width, 0.0);
     buffers.labels.clear();
+    buffers.tokens = 0;
     let mut texts = run.tokens[tokens.clone()].iter();
     run.each_part(value, tokens, |part| {
         for (row, token) in part.chunks_exact(head.width).zip(&mut texts) {
             if let Some(word) = (token.type_id as usize).checked_sub(1) {
+                buffers.tokens += 1;
                 let word = &mut buffers.words[word * head.width..][..head.width];
                 word.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
             }

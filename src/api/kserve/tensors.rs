@@ -102,9 +102,9 @@ impl Interface {
                 vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
             }
             TaskSettings::ZeroShotEntities(_) => vec![entities()],
-            TaskSettings::ZeroShotEmbedding(_) | TaskSettings::Entailment(_) => {
-                vec![output(SCORES, "FP32", &[-1, -1])]
-            }
+            TaskSettings::ZeroShotEmbedding(_)
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![output(SCORES, "FP32", &[-1, -1])],
             TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
                 vec![output(SCORES, "FP32", &[-1])]
             }
@@ -116,7 +116,8 @@ impl Interface {
         let inputs = match settings {
             TaskSettings::ZeroShotEntities(_)
             | TaskSettings::ZeroShotEmbedding(_)
-            | TaskSettings::Entailment(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
             TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
                 vec![spec(&names.query, "BYTES", &[1]), text]
             }
@@ -204,7 +205,7 @@ pub(super) async fn run<'a>(
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &interface.names.query)?)?;
             let texts = texts(context, request, &interface.names.text)?;
-            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope);
+            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope)?;
             let (scores, usage) = ranker.run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
             Output { shape, elements: Elements::Fp32(scores), location: usage.location }

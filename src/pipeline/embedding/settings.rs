@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Error, Result, quoted},
     pipeline::{
+        instructions,
         multi_vector::MultiVectorSettings,
         pooling::Pooling,
         roles::{self, RoleSettings, TextRole, UnknownRole},
@@ -193,6 +194,23 @@ impl EmbeddingSettings {
     /// The prompt with this name or for this role, or the default prompt.
     pub fn prompt(&self, name: Option<&str>) -> Result<Option<&str>> {
         Ok(self.find_prompt(name)?.map(|(_, prompt)| prompt.as_str()))
+    }
+
+    /// The prompt with this name, or for queries, with another instruction. Also returns its name. Refuses an instruction
+    /// for a prompt without one.
+    pub fn instructed(&self, name: Option<&str>, instruction: &str) -> Result<(Option<String>, String)> {
+        let name = match name {
+            Some(name) => Some(name),
+            None => self.prompt_name(TextRole::Query.name())?,
+        };
+        let prompt = self.prompt(name)?.and_then(|prompt| instructions::replaced(prompt, instruction));
+        let prompt = prompt.ok_or_else(|| {
+            Error::invalid(
+                "expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send \
+                 the whole text before each text as `prompt`",
+            )
+        })?;
+        Ok((name.map(str::to_owned), prompt))
     }
 
     /// The number of tokens that pooling leaves out in texts with this prompt, as in [`prompt`](Self::prompt).

@@ -42,7 +42,8 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
             manifest.name
         )));
     }
-    if options.text && (manifest.token_classification.is_some() || manifest.zero_shot_entities.is_some()) {
+    let has_places = manifest.token_classification.is_some() || manifest.label_scores.is_some();
+    if options.text && (has_places || manifest.zero_shot_entities.is_some()) {
         return Err(Error::config(format!(
             "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts; leave the option out, and let \
              Kivu send token ids",
@@ -96,7 +97,7 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
     let mut lengths = WARM_UP.map(|tokens| tokens.min(max_tokens(bundle))).to_vec();
     lengths.dedup();
     // Zeros have no words and no labels.
-    if manifest.zero_shot_entities.is_some() {
+    if manifest.zero_shot_entities.is_some() || manifest.label_scores.is_some() {
         lengths.clear();
     }
     for tokens in lengths {

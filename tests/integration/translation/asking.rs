@@ -123,6 +123,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             embedding: None,
             classification: None,
             token_classification: None,
+            label_scores: None,
             zero_shot_entities: None,
             seq2seq: Some(settings),
             tensors: TensorNames::default(),

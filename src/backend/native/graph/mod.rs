@@ -124,7 +124,7 @@ enum Meaning<'a> {
     },
     /// Label vectors.
     Labels,
-    /// Scores of spans or words, which only graph outputs read.
+    /// Scores of spans, words or texts, which only graph outputs read.
     Spans(ValueId),
 }
 
@@ -193,6 +193,7 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,
             (FUNCTIONS, "Spans" | "LabelledSpans") => self.spans(node)?,
             (FUNCTIONS, "WordScores" | "LabelledWordScores") => self.word_scores(node)?,
+            (FUNCTIONS, "TextScores") => self.text_scores(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,

@@ -1,9 +1,12 @@
-//! GLiNER's heads, see `compiler/src/encoder/spans.rs`.
+//! GLiNER's and GLiClass's heads, see `compiler/src/encoder/spans.rs`.
 
 use kivu_engine::{
     array::Array,
     kernel::{COLUMNS, LANES},
-    program::{Dense, Lstm, Per, Scorer, SpanHead, SpanScorer, Value, ValueId, WORD_SCORES, WordScorer},
+    program::{
+        Dense, Lstm, PairLayers, PairScorer, Per, Scorer, SpanHead, SpanScorer, TextScorer, Value, ValueId,
+        WORD_SCORES, WordScorer,
+    },
 };
 
 use super::{Meaning, Operation, Reader, unsupported};
@@ -84,9 +87,15 @@ impl<'a> Reader<'a> {
         let Ok::<&[String; 14], _>(constants) = constants.try_into() else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
         };
+        let scorer = Scorer::Words(self.word_scorer(constants, head.width, WORD_SCORES)?);
+        Ok(self.scores(head, scorer, WORD_SCORES))
+    }
+
+    fn word_scorer(&self, constants: &[String; 14], width: usize, count: usize) -> Result<WordScorer> {
         let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
-        let (own, wide) = ([head.width; 2], [head.width, 4 * head.width]);
-        let scorer = Scorer::Words(WordScorer {
+        let (own, wide) = ([width; 2], [width, 4 * width]);
+        Ok(WordScorer {
+            count,
             words: [
                 self.dense_layer([w0, w1], own)?,
                 self.dense_layer([w2, w3], wide)?,
@@ -98,9 +107,55 @@ impl<'a> Reader<'a> {
                 self.dense_layer([l3, l4], own)?,
             ],
             products: self.dense_layer([products, ""], wide)?,
-            scores: padded(&self.dense_layer([s0, s1], [4 * head.width, WORD_SCORES])?),
-        });
-        Ok(self.scores(head, scorer, WORD_SCORES))
+            scores: padded(&self.dense_layer([s0, s1], [4 * width, count])?),
+        })
+    }
+
+    /// Scores of texts by dot products, or by the layers whose constants follow.
+    pub(super) fn text_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let (head, constants) = self.head(node)?;
+        let [form, scale, t0, t1, t2, t3, l0, l1, l2, l3, others @ ..] = constants else {
+            return Err(refuse());
+        };
+        let Some(&[is_mean, is_normalized]) = self.integers(form).as_deref() else { return Err(refuse()) };
+        let width = head.width;
+        let layers = |[w0, b0, w1, b1]: [&str; 4]| {
+            let (inputs, hidden) = self.shape(w0)?;
+            if inputs != width || hidden == 0 || !hidden.is_multiple_of(LANES) {
+                return Err(refuse());
+            }
+            let first = self.dense_layer([w0, b0], [width, hidden])?;
+            Ok([first, self.dense_layer([w1, b1], [hidden, width])?])
+        };
+        let pairs = match others {
+            [] => PairScorer::Dot,
+            [of_text, bias, of_label, m0, m1, s0, s1] => {
+                let ((_, wide), (_, narrow)) = (self.shape(of_text)?, self.shape(m0)?);
+                if wide == 0 || narrow == 0 {
+                    return Err(refuse());
+                }
+                PairScorer::Layers(Box::new(PairLayers {
+                    text: self.dense_layer([of_text, bias], [width, wide])?,
+                    label: self.dense_layer([of_label, ""], [width, wide])?,
+                    middle: self.dense_layer([m0, m1], [wide, narrow])?,
+                    last: padded(&self.dense_layer([s0, s1], [narrow, 1])?),
+                }))
+            }
+            others => {
+                let Ok::<&[String; 14], _>(constants) = others.try_into() else { return Err(refuse()) };
+                PairScorer::Products(Box::new(self.word_scorer(constants, width, 1)?))
+            }
+        };
+        let scale: Array<f32> = self.array(scale, 1)?;
+        let scorer = TextScorer {
+            is_mean: is_mean != 0,
+            text: layers([t0, t1, t2, t3])?,
+            label: layers([l0, l1, l2, l3])?,
+            scale: (is_normalized != 0).then(|| scale[0]),
+            pairs,
+        };
+        Ok(self.scores(head, Scorer::Texts(scorer), 1))
     }
 
     /// The parts that all heads have, and the node's other constants.

@@ -1,0 +1,256 @@
+//! GLiClass's head: a text's score for each label, which is in front of the text or behind it.
+//!
+//! All tokens that are pooled begin the same word, so that the text is the only word. Its vector and the labels' pass two
+//! layers each. A score is their dot product, or the result of further layers.
+
+use crate::{
+    kernel::{Kernel, LANES},
+    math::activate,
+    program::{Activation, Dense, PairLayers, PairScorer, TextScorer},
+    spans::{Spans, apply, positive},
+};
+
+/// Added to a vector's length before it is divided by it, as in the package `gliclass`.
+const EPSILON: f32 = 1e-8;
+
+impl TextScorer {
+    /// Writes a text's scores by label.
+    #[inline(always)]
+    pub(crate) fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+        let Spans { words, tokens, labels, hidden, outputs, .. } = buffers;
+        if self.is_mean {
+            let count = (*tokens).max(1) as f32;
+            words.iter_mut().for_each(|value| *value /= count);
+        }
+        for (layers, rows) in [(&self.text, &mut *words), (&self.label, &mut *labels)] {
+            project(kernel, layers, rows, (width, &mut *hidden), outputs);
+            std::mem::swap(rows, outputs);
+            if self.scale.is_some() {
+                rows.chunks_exact_mut(width).for_each(normalize);
+            }
+        }
+        match &self.pairs {
+            PairScorer::Dot => {
+                out.clear();
+                for text in words.chunks_exact(width) {
+                    out.extend(labels.chunks_exact(width).map(|label| dot(text, label)));
+                }
+            }
+            PairScorer::Products(scorer) => scorer.score(kernel, width, buffers, out),
+            PairScorer::Layers(layers) => layers.score(kernel, width, buffers, out),
+        }
+        if let Some(scale) = self.scale {
+            out.iter_mut().for_each(|score| *score *= scale);
+        }
+    }
+}
+
+impl PairLayers {
+    /// Writes texts' scores by label.
+    #[inline(always)]
+    fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+        let Spans { words, labels, hidden, outputs, starts, ends, biases, .. } = buffers;
+        apply(kernel, &self.text, words, width, starts);
+        apply(kernel, &self.label, labels, width, ends);
+        let wide = self.text.outputs;
+        out.clear();
+        for text in starts.chunks_exact(wide) {
+            hidden.clear();
+            for label in ends.chunks_exact(wide) {
+                hidden.extend(text.iter().zip(label).map(|(text, label)| text + label));
+            }
+            hidden.iter_mut().for_each(positive);
+            apply(kernel, &self.middle, hidden, wide, outputs);
+            outputs.iter_mut().for_each(positive);
+            apply(kernel, &self.last, outputs, self.middle.outputs, biases);
+            out.extend(biases.chunks_exact(self.last.outputs).map(|scores| scores[0]));
+        }
+    }
+}
+
+/// Applies two layers, with GELU between them.
+#[inline(always)]
+fn project<K: Kernel>(
+    kernel: K,
+    [first, second]: &[Dense; 2],
+    input: &[f32],
+    (width, hidden): (usize, &mut Vec<f32>),
+    out: &mut Vec<f32>,
+) {
+    apply(kernel, first, input, width, hidden);
+    for lanes in hidden.as_chunks_mut::<LANES>().0 {
+        kernel.store(activate(kernel, Activation::Gelu, kernel.load(lanes)), lanes);
+    }
+    apply(kernel, second, hidden, first.outputs, out);
+}
+
+#[inline(always)]
+fn normalize(row: &mut [f32]) {
+    let length = dot(row, row).sqrt() + EPSILON;
+    row.iter_mut().for_each(|value| *value /= length);
+}
+
+/// Sums products in 16 lanes. Rows have a multiple of as many values.
+#[inline(always)]
+fn dot(left: &[f32], right: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    for (left, right) in left.as_chunks::<LANES>().0.iter().zip(right.as_chunks::<LANES>().0) {
+        for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
+            *sum += left * right;
+        }
+    }
+    sums.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::{COLUMNS, InstructionSet, KernelFn},
+        program::WordScorer,
+    };
+
+    const WIDTH: usize = 16;
+    const HIDDEN: usize = 48;
+
+    struct Call<'a>(&'a TextScorer, [&'a [f32]; 2], usize);
+
+    impl KernelFn for Call<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
+            let [words, labels] = self.1.map(<[f32]>::to_vec);
+            let mut buffers = Spans { words, labels, tokens: self.2, ..Spans::default() };
+            let mut out = Vec::new();
+            self.0.score(kernel, WIDTH, &mut buffers, &mut out);
+            out
+        }
+    }
+
+    /// Numbers from -0.5 to 0.5.
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+    }
+
+    fn layer([inputs, outputs]: [usize; 2], seed: usize, has_bias: bool) -> Dense {
+        let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
+        Dense { outputs, weights: numbers(inputs * outputs, seed).into(), bias }
+    }
+
+    fn layers(seed: usize) -> [Dense; 2] {
+        [layer([WIDTH, HIDDEN], seed, true), layer([HIDDEN, WIDTH], seed + 5, true)]
+    }
+
+    fn products() -> PairScorer {
+        let (own, wide) = ([WIDTH; 2], [WIDTH, 4 * WIDTH]);
+        PairScorer::Products(Box::new(WordScorer {
+            count: 1,
+            words: [layer(own, 1, true), layer(wide, 20, true), layer(own, 3, true)],
+            labels: [layer(own, 40, true), layer(wide, 5, false), layer(own, 6, true)],
+            products: layer(wide, 70, false),
+            scores: layer([4 * WIDTH, COLUMNS], 8, true),
+        }))
+    }
+
+    fn side_by_side() -> PairScorer {
+        PairScorer::Layers(Box::new(PairLayers {
+            text: layer([WIDTH, 64], 11, true),
+            label: layer([WIDTH, 64], 12, false),
+            middle: layer([64, 40], 13, true),
+            last: layer([40, COLUMNS], 14, true),
+        }))
+    }
+
+    fn applied(layer: &Dense, input: &[f64]) -> Vec<f64> {
+        let output = |column: usize| {
+            let weights = layer.weights[column..].iter().step_by(layer.outputs);
+            let sum: f64 = input.iter().zip(weights).map(|(input, weight)| input * f64::from(*weight)).sum();
+            sum + layer.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]))
+        };
+        (0..layer.outputs).map(output).collect()
+    }
+
+    fn sums(parts: &[Vec<f64>]) -> Vec<f64> {
+        (0..parts[0].len()).map(|at| parts.iter().map(|part| part[at]).sum()).collect()
+    }
+
+    fn positives(values: Vec<f64>) -> Vec<f64> {
+        values.into_iter().map(|value| value.max(0.0)).collect()
+    }
+
+    /// Abramowitz and Stegun's 7.1.26, with an error below 2e-7.
+    fn gelu(x: f64) -> f64 {
+        let z = x.abs() / 2_f64.sqrt();
+        let t = 1.0 / (1.0 + 0.327_591_1 * z);
+        let terms = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+        let erf = 1.0 - terms.iter().fold(0.0, |sum, term| (sum + term) * t) * (-z * z).exp();
+        0.5 * x * (1.0 + erf.copysign(x))
+    }
+
+    fn projected(layers: &[Dense; 2], row: &[f64], is_normalized: bool) -> Vec<f64> {
+        let hidden: Vec<f64> = applied(&layers[0], row).into_iter().map(gelu).collect();
+        let vector = applied(&layers[1], &hidden);
+        let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
+        vector.iter().map(|value| if is_normalized { value / length } else { *value }).collect()
+    }
+
+    fn paired(pairs: &PairScorer, text: &[f64], label: &[f64]) -> f64 {
+        match pairs {
+            PairScorer::Dot => text.iter().zip(label).map(|(text, label)| text * label).sum(),
+            PairScorer::Products(scorer) => {
+                let factors = applied(&scorer.words[2], text);
+                let others = applied(&scorer.labels[2], label);
+                let products: Vec<f64> =
+                    factors.iter().zip(others).map(|(text, label)| text * label).collect();
+                let parts = [
+                    applied(&scorer.words[1], &applied(&scorer.words[0], text)),
+                    applied(&scorer.labels[1], &applied(&scorer.labels[0], label)),
+                    applied(&scorer.products, &products),
+                ];
+                applied(&scorer.scores, &positives(sums(&parts)))[0]
+            }
+            PairScorer::Layers(layers) => {
+                let parts = [applied(&layers.text, text), applied(&layers.label, label)];
+                let middle = positives(applied(&layers.middle, &positives(sums(&parts))));
+                applied(&layers.last, &middle)[0]
+            }
+        }
+    }
+
+    #[test]
+    fn scores_are_those_of_plain_loops() {
+        for (is_mean, scale, pairs) in [
+            (false, None, PairScorer::Dot),
+            (true, Some(2.5), PairScorer::Dot),
+            (true, None, products()),
+            (false, Some(0.5), side_by_side()),
+        ] {
+            let scorer = TextScorer { is_mean, text: layers(90), label: layers(95), scale, pairs };
+            for labels in [0, 1, 50] {
+                let (tokens, text, rows) = (7, numbers(WIDTH, 30), numbers(labels * WIDTH, 31));
+                let found = InstructionSet::available().map(|instructions| {
+                    instructions.call(Call(&scorer, [text.as_slice(), rows.as_slice()], tokens))
+                });
+                let found: Vec<Vec<f32>> = found.collect();
+                let exact = |row: &[f32], divisor: f64| -> Vec<f64> {
+                    row.iter().map(|value| f64::from(*value) / divisor).collect()
+                };
+                let divisor = if is_mean { tokens as f64 } else { 1.0 };
+                let text = projected(&scorer.text, &exact(&text, divisor), scale.is_some());
+                let score = |row: &[f32]| {
+                    let label = projected(&scorer.label, &exact(row, 1.0), scale.is_some());
+                    paired(&scorer.pairs, &text, &label) * f64::from(scale.unwrap_or(1.0))
+                };
+                let expected: Vec<f64> = rows.chunks_exact(WIDTH).map(score).collect();
+                for found in &found {
+                    assert_eq!(found.len(), labels);
+                    let differences =
+                        found.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
+                    assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{found:?} {expected:?}");
+                }
+                assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{labels} labels");
+            }
+        }
+    }
+}
