@@ -10,12 +10,13 @@ use super::{
     cost::{self, Comparison},
     fast_text, files,
     format::{check_keys, open},
+    layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
     onnx,
     plan::{Build, Plan},
     quality::{
         self, SENTENCES, Shortfall,
-        compare::qualities,
-        served::{Answers, EncoderParts, ServedEncoder},
+        compare::{is_better, qualities},
+        served::{Answers, EncoderParts, ServedEncoder, open_native},
     },
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
@@ -160,10 +161,21 @@ struct Measured {
     vectors: Option<VectorQuality>,
 }
 
+/// A written encoder and its quality.
+struct MeasuredEncoder {
+    model: ServedEncoder,
+    measured: Measured,
+    /// The sample texts' document vectors or scores, if the quality was measured.
+    documents: Option<Vec<Vec<f32>>>,
+}
+
 /// The graph that a manifest describes, and its measurements.
 struct MeasuredGraph<'a> {
     graph: &'a str,
     signature: Signature,
+    precision: Precision,
+    /// How the weights are stored.
+    storage: String,
     qualities: Vec<Quality>,
     vectors: Option<VectorQuality>,
 }
@@ -202,11 +214,23 @@ impl<'a> Model<'a> {
         reason: Option<String>,
     ) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
         let plan = self.build.plan;
-        let graphs = self.write_graphs(precision)?;
-        let tokenizer = self.write_files(&graphs.folder)?;
+        let mut graphs = self.write_graphs(precision, None)?;
+        let tokenizer = Arc::new(self.write_files(&graphs.folder)?);
         let mut settings = self.source.settings.clone();
+        let mut storage = self.form(precision).storage().to_owned();
         let (graph, measured) = match &mut settings {
-            TaskSettings::Encoder(settings) => (MODEL, self.measure_encoder(settings, &graphs, tokenizer)?),
+            TaskSettings::Encoder(settings) => {
+                let labels = self.source.files.iter().find(|(name, _)| *name == LABEL_TOKENIZER);
+                let labels = labels.map(|(_, json)| Tokenizer::from_json(json).map(Arc::new)).transpose()?;
+                let (runtime, labels) = (self.runtime, labels.as_ref());
+                let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels };
+                let mut encoder = self.measure_encoder(parts, &graphs)?;
+                if self.form(precision) == WeightForm::NativeInt8 {
+                    let fitting = self.fit(parts, &mut graphs, &mut encoder)?;
+                    storage = format!("{storage}; {fitting}");
+                }
+                (MODEL, self.calibrate_vectors(encoder, &graphs.folder)?)
+            }
             TaskSettings::Seq2Seq(settings, _) => {
                 settings.decoder.signature = graphs.signature(DECODER)?;
                 (ENCODER, self.measure_generator(settings, &graphs)?)
@@ -216,11 +240,11 @@ impl<'a> Model<'a> {
         let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
-        let mut manifest =
-            self.manifest(precision, settings, MeasuredGraph { graph, signature, qualities, vectors });
         if let Some(reason) = &reason {
-            manifest.weights.plan = format!("{}; {reason}", manifest.weights.plan);
+            storage = format!("{storage}; {reason}");
         }
+        let graph = MeasuredGraph { graph, signature, precision, storage, qualities, vectors };
+        let mut manifest = self.manifest(settings, graph);
         let folder = graphs.folder;
         manifest.files = files::list(&folder)?
             .iter()
@@ -234,14 +258,19 @@ impl<'a> Model<'a> {
     }
 
     /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
-    fn write_graphs(&mut self, precision: Precision) -> Result<WrittenGraphs> {
+    fn write_graphs(
+        &mut self,
+        precision: Precision,
+        calibration: Option<&Calibration>,
+    ) -> Result<WrittenGraphs> {
         let Build { scratch, progress, .. } = self.build;
         let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;
         let lacks_reference = is_compared && self.reference.is_none();
-        progress.stage("write the graphs", 1 + usize::from(lacks_reference));
+        let stage = if calibration.is_some() { "fit the layers" } else { "write the graphs" };
+        progress.stage(stage, 1 + usize::from(lacks_reference));
         let write = |precision, name: &str| {
             let folder = files::create_folder(&scratch.join(name))?;
-            let graphs = (self.source.graphs)(precision)?;
+            let graphs = (self.source.graphs)(precision, calibration)?;
             let signature = |(name, model): &(&'static str, ModelProto)| {
                 Ok((*name, Signature::declared(model.graph.as_ref().unwrap_or(&GraphProto::default()))?))
             };
@@ -253,7 +282,48 @@ impl<'a> Model<'a> {
         if lacks_reference {
             self.reference = Some(Reference { graphs: write(Precision::Fp32, "fp32")?, answers: None });
         }
-        write(precision, &format!("bundle-{precision}"))
+        let kind = if calibration.is_some() { "-fitted" } else { "" };
+        write(precision, &format!("bundle-{precision}{kind}"))
+    }
+
+    /// Writes an int8 encoder again, with layers that are fitted to sample texts, and keeps that form if it is better.
+    /// Returns its description.
+    fn fit(
+        &mut self,
+        parts: EncoderParts<'_>,
+        graphs: &mut WrittenGraphs,
+        encoder: &mut MeasuredEncoder,
+    ) -> Result<String> {
+        let (folder, model) = (&graphs.folder, open_native(&graphs.folder)?);
+        if model.token_products() < MIN_PRODUCTS {
+            return Ok(format!("not fitted to sample texts, with less than {MIN_PRODUCTS} products a token"));
+        }
+        let calibration = Calibration::record(model, |backend| {
+            ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?.run(CALIBRATION_TEXTS)
+        })?;
+        if !calibration.is_sufficient() {
+            let tokens = calibration.tokens();
+            return Ok(format!("not fitted to sample texts, which have only {tokens} tokens"));
+        }
+        let fitted = self.write_graphs(Precision::Int8, Some(&calibration))?;
+        let [layers, scaled] = calibration.counts();
+        if layers == 0 {
+            return Ok("not fitted to sample texts, since the weights were quantized before".to_owned());
+        }
+        let found = self.measure_encoder(parts, &fitted)?;
+        if !is_better(&encoder.measured.qualities, &found.measured.qualities) {
+            return Ok("not fitted to sample texts, which would not improve the quality".to_owned());
+        }
+        for (path, _) in files::list(&fitted.folder)? {
+            files::rename(&path, &graphs.folder.join(path.file_name().unwrap_or_default()))?;
+        }
+        *graphs = WrittenGraphs { folder: graphs.folder.clone(), ..fitted };
+        *encoder = found;
+        Ok(format!(
+            "{layers} matrices fitted to {} tokens of sample texts, with up to 8 scales an output channel and a token, \
+             and {scaled} of them with a factor an input column",
+            calibration.tokens()
+        ))
     }
 
     /// Writes a bundle's precision-independent files. Returns the tokenizer as served.
@@ -272,17 +342,13 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Measures an encoder through its serving pipeline, and writes its vector ranges.
+    /// Measures an encoder through its serving pipeline.
     fn measure_encoder(
         &mut self,
-        settings: &EncoderSettings,
+        parts: EncoderParts<'_>,
         graphs: &WrittenGraphs,
-        tokenizer: Tokenizer,
-    ) -> Result<Measured> {
-        let (progress, runtime, tokenizer) = (self.build.progress, self.runtime, Arc::new(tokenizer));
-        let labels = self.source.files.iter().find(|(name, _)| *name == LABEL_TOKENIZER);
-        let labels = labels.map(|(_, json)| Tokenizer::from_json(json).map(Arc::new)).transpose()?;
-        let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels: labels.as_ref() };
+    ) -> Result<MeasuredEncoder> {
+        let progress = self.build.progress;
         let model = ServedEncoder::open(parts, &graphs.folder, self.source.engine)?;
         model.check()?;
         let (mut measured, mut documents) = (Measured::default(), None);
@@ -296,16 +362,22 @@ impl<'a> Model<'a> {
             let built = model.measure(progress)?;
             let bytes = [of_reference.bytes, graphs.bytes];
             measured.comparison = Some(Comparison::new(bytes, [reference.time, built.time], built.reads));
-            measured.qualities = qualities(settings, [&reference, &built]);
+            measured.qualities = qualities(parts.settings, [&reference, &built]);
             *answers = Some(reference);
             documents = Some(built.values());
         }
+        Ok(MeasuredEncoder { model, measured, documents })
+    }
+
+    /// Measures and writes the ranges of an embedding model's vectors.
+    fn calibrate_vectors(&self, encoder: MeasuredEncoder, folder: &Path) -> Result<Measured> {
+        let MeasuredEncoder { model, mut measured, documents } = encoder;
         if let ServedEncoder::Embedding(pipeline) = &model
             && pipeline.settings().dense.is_some()
             && self.task == Task::FeatureExtraction
         {
-            let (ranges, quality) = calibration::calibrate(pipeline, documents, progress)?;
-            files::write(&graphs.folder.join(RANGES), &ranges.to_bytes())?;
+            let (ranges, quality) = calibration::calibrate(pipeline, documents, self.build.progress)?;
+            files::write(&folder.join(RANGES), &ranges.to_bytes())?;
             measured.vectors = Some(quality);
         }
         Ok(measured)
@@ -342,15 +414,9 @@ impl<'a> Model<'a> {
     }
 
     /// The bundle's manifest, without its file list.
-    fn manifest(
-        &self,
-        precision: Precision,
-        settings: TaskSettings,
-        measured: MeasuredGraph<'_>,
-    ) -> Manifest {
-        let MeasuredGraph { graph, signature, qualities, vectors } = measured;
+    fn manifest(&self, settings: TaskSettings, measured: MeasuredGraph<'_>) -> Manifest {
+        let MeasuredGraph { graph, signature, precision, storage, qualities, vectors } = measured;
         let (plan, source) = (self.build.plan, &self.source);
-        let storage = self.form(precision).storage();
         let (mut embedding, mut classification, mut token_classification) = (None, None, None);
         let (mut label_scores, mut zero_shot_entities, mut seq2seq) = (None, None, None);
         match settings {
@@ -383,7 +449,7 @@ impl<'a> Model<'a> {
                 from: plan.from.clone(),
                 sha256: source.sha256.clone(),
             },
-            weights: manifest::Weights { precision, plan: storage.to_owned(), quality, other_vectors },
+            weights: manifest::Weights { precision, plan: storage, quality, other_vectors },
             vectors,
             embedding,
             classification,

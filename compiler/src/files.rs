@@ -57,6 +57,11 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
 
+/// Moves a file; replaces the one at `to`.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
+}
+
 pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
     fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
     Ok(path.to_owned())

@@ -198,11 +198,7 @@ pub(super) fn quantized_linear(
 ) -> Value {
     let [quantized, scale, least] = quantized(graph, input);
     let weights = without_panels(graph, panels, shape);
-    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
-    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
-    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
-    let product = graph.node("MatMulInteger", &[&quantized, &weights, &input_zero, &weight_zero], vec![]);
-    let product = graph.cast(&product, data_type::FLOAT);
+    let product = integer_product(graph, &quantized, &weights);
     let scale = graph.node("Mul", &[&scale, scales], vec![]);
     let product = graph.node("Mul", &[&product, &scale], vec![]);
     let sums = graph.cast(sums, data_type::FLOAT);
@@ -210,6 +206,25 @@ pub(super) fn quantized_linear(
     let base = graph.node("Mul", &[&least, &sums], vec![]);
     let base = graph.node("Add", &[&base, bias], vec![]);
     graph.node("Add", &[&product, &base], vec![])
+}
+
+fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
+    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
+    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
+    let product = graph.node("MatMulInteger", &[rows, weights, &input_zero, &weight_zero], vec![]);
+    graph.cast(&product, data_type::FLOAT)
+}
+
+/// An int8 linear layer with a factor and an offset for each input column, applied before the columns are quantized.
+pub(super) fn scaled_linear(
+    graph: &mut Graph,
+    linear: QuantizedLinear,
+    [input, panels, scales, sums, bias, shape, factors, offsets]: [&Value; 8],
+) -> Value {
+    let input = graph.node("Mul", &[input, factors], vec![]);
+    let input = graph.node("Add", &[&input, offsets], vec![]);
+    linear(graph, [&input, panels, scales, sums, bias, shape])
 }
 
 /// Like [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel,
@@ -220,11 +235,7 @@ pub(super) fn quantized_linear_in_blocks(
     graph: &mut Graph,
     [input, panels, scales, _, bias, shape]: [&Value; 6],
 ) -> Value {
-    let [zero, two, three] = [0, 2, 3].map(|number| graph.integers(&format!("place_{number}"), &[number]));
-    let rows = graph.integers("rows", &[0, 0]);
-    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
-    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
-    let input = graph.node("Reshape", &[input, &blocks], vec![]);
+    let input = in_blocks(graph, input, shape);
     let [quantized, scale, least] = quantized(graph, &input);
     let steps = graph.cast(&quantized, data_type::FLOAT);
     let steps = graph.node("Mul", &[&steps, &scale], vec![]);
@@ -232,18 +243,55 @@ pub(super) fn quantized_linear_in_blocks(
     let flat = graph.integers("flat_rows", &[0, 0, -1]);
     let input = graph.node("Reshape", &[&input, &flat], vec![]);
     // Scales and weights, ordered by block, input and output. ONNX Runtime computes these constants once.
-    let scales = graph.node("Transpose", &[scales], vec![integers("perm", &[1, 0, 2])]);
-    let by_block = graph.integers("by_block", &[0, 1, -1]);
-    let scales = graph.node("Reshape", &[&scales, &by_block], vec![]);
+    let scales = by_block(graph, scales);
     let weights = without_panels(graph, panels, shape);
     let weights = graph.cast(&weights, data_type::FLOAT);
     let weights = graph.node("Mul", &[&weights, &scales], vec![]);
     let inputs = graph.integers("inputs", &[-1]);
+    let [two, three] = [2, 3].map(|number| graph.integers(&format!("place_{number}"), &[number]));
     let outputs = graph.node("Slice", &[shape, &two, &three], vec![]);
     let matrix = graph.node("Concat", &[&inputs, &outputs], vec![integer("axis", 0)]);
     let weights = graph.node("Reshape", &[&weights, &matrix], vec![]);
     let product = graph.node("MatMul", &[&input, &weights], vec![]);
     graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Like [`quantized_linear_in_blocks`], for a few large blocks, and in integer products.
+pub(super) fn quantized_linear_in_wide_blocks(
+    graph: &mut Graph,
+    [input, panels, scales, sums, bias, shape]: [&Value; 6],
+) -> Value {
+    let input = in_blocks(graph, input, shape);
+    let input = graph.node("Transpose", &[&input], vec![integers("perm", &[0, 2, 1, 3])]);
+    let [quantized, scale, least] = quantized(graph, &input);
+    let weights = without_panels(graph, panels, shape);
+    let product = integer_product(graph, &quantized, &weights);
+    let product = graph.node("Mul", &[&product, &scale], vec![]);
+    let sums = graph.cast(sums, data_type::FLOAT);
+    let sums = by_block(graph, &sums);
+    let base = graph.node("Mul", &[&least, &sums], vec![]);
+    let product = graph.node("Add", &[&product, &base], vec![]);
+    let scales = by_block(graph, scales);
+    let product = graph.node("Mul", &[&product, &scales], vec![]);
+    let axis = graph.integers("block_axis", &[1]);
+    let product = graph.node("ReduceSum", &[&product, &axis], vec![integer("keepdims", 0)]);
+    graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Divides each token's values into blocks; `shape` begins with their number and size.
+fn in_blocks(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+    let [zero, two] = [0, 2].map(|number| graph.integers(&format!("place_{number}"), &[number]));
+    let rows = graph.integers("rows", &[0, 0]);
+    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
+    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
+    graph.node("Reshape", &[input, &blocks], vec![])
+}
+
+/// A value per panel, block and lane, ordered by block and output.
+fn by_block(graph: &mut Graph, values: &Value) -> Value {
+    let values = graph.node("Transpose", &[values], vec![integers("perm", &[1, 0, 2])]);
+    let shape = graph.integers("by_block", &[0, 1, -1]);
+    graph.node("Reshape", &[&values, &shape], vec![])
 }
 
 /// Quantizes rows to u8, each with a scale and a minimum: `value ≈ minimum + scale × integer`.

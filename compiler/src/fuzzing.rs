@@ -68,7 +68,7 @@ fn weights(bytes: &[u8]) {
     with_files(&files, |folder| {
         let plan = Plan { folder: folder.to_owned(), ..Plan::default() };
         if let Ok(source) = encoder::open(&plan) {
-            drop((source.graphs)(Precision::Fp32));
+            drop((source.graphs)(Precision::Fp32, None));
         }
     });
 }
@@ -91,7 +91,7 @@ fn fast_text_model(bytes: &[u8]) {
         let Ok(source) = fast_text::open(&Plan { folder: folder.to_owned(), ..Plan::default() }) else {
             return;
         };
-        drop((source.graphs)(Precision::Fp32));
+        drop((source.graphs)(Precision::Fp32, None));
         if let Ok(tokenizer) = Tokenizer::from_json(&source.tokenizer) {
             drop(tokenizer.ids("The Zug 電車\n7"));
         }

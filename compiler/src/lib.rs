@@ -42,6 +42,7 @@ mod functions;
 pub mod fuzzing;
 pub mod hub;
 mod keys;
+mod layer_calibration;
 mod layers;
 mod lora;
 mod module_list;

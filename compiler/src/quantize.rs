@@ -3,7 +3,7 @@
 use kivu_engine::kernel::{GROUP, LANES};
 
 /// Maximum magnitude in symmetric 8-bit quantization.
-const MAX_INTEGER: f32 = 127.0;
+pub(super) const MAX_INTEGER: f32 = 127.0;
 /// Tolerance for quotients of two rounded values to count as whole numbers.
 const TOLERANCE: f32 = 1e-3;
 /// Among previously quantized values, the smallest is assumed to be at most this many steps.
@@ -35,6 +35,11 @@ pub(super) fn rows(values: &[f32], width: usize) -> Rows {
         quantized.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
     }
     quantized
+}
+
+/// Whether a matrix consists of whole multiples of a step, as a whole or by rows.
+pub(super) fn was_quantized(values: &[f32], width: usize) -> bool {
+    step(values).is_some() || values.chunks_exact(width.max(1)).all(|row| step(row).is_some())
 }
 
 /// Largest step for which all values are whole multiples that fit into 8 bits; `None` for most weights.

@@ -76,7 +76,9 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         files: Vec::new(),
         is_quantized: false,
         engine,
-        graphs: Box::new(move |precision| Ok(vec![(MODEL, graph(&weights, &table, &modules, precision)?)])),
+        graphs: Box::new(move |precision, _| {
+            Ok(vec![(MODEL, graph(&weights, &table, &modules, precision)?)])
+        }),
     })
 }
 

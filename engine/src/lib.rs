@@ -14,6 +14,7 @@ mod linear;
 mod math;
 pub mod program;
 pub mod rotary;
+pub mod rounding;
 pub mod run;
 pub mod similarity;
 mod spans;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{
     kernel::{GROUP, Kernel, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, Sums, row_size},
     math::{activate, largest, smallest, sum},
-    program::{Dense, Linear},
+    program::{Dense, InputScaling, Linear},
 };
 
 /// Quantized rows. Tiles of [`Kernel::TILE_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
@@ -14,6 +14,8 @@ pub(crate) struct Quantized {
     ranges: Vec<BlockRange>,
     /// In the kernel's format.
     activations: Vec<u8>,
+    /// A row's block after its layer's factors and offsets.
+    scaled: Vec<Lanes>,
     tile: Box<Tile>,
 }
 
@@ -50,7 +52,7 @@ pub(crate) fn linear<K: Kernel>(
     quantize(kernel, input, layer, scratch);
     let blocks = layer.blocks();
     let width = panels.len() * LANES;
-    let Quantized { ranges, activations, tile } = scratch;
+    let Quantized { ranges, activations, tile, .. } = scratch;
     let Tile { sums, totals } = &mut **tile;
     // All rows in a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
     for first in panels.clone().step_by(2) {
@@ -122,7 +124,7 @@ fn add_block<K: Kernel>(
 /// Quantizes rows into [`Quantized`] order.
 #[inline(always)]
 fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
-    let Quantized { ranges, activations, .. } = scratch;
+    let Quantized { ranges, activations, scaled, .. } = scratch;
     let (blocks, bytes) = (layer.blocks(), row_size::<K>(layer.block));
     ranges.resize(input.len() / layer.block, BlockRange::default());
     activations.resize(ranges.len() * bytes, 0);
@@ -133,25 +135,74 @@ fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Q
             let (row, block) = (index / blocks, index % blocks);
             let place = tile * K::TILE_ROWS * blocks + block * rows + row;
             let out = &mut activations[place * bytes..(place + 1) * bytes];
-            ranges[place] = quantize_block(kernel, values, out);
+            let values = values.as_chunks().0;
+            ranges[place] = match &layer.scaling {
+                None => quantize_block(kernel, extent(kernel, values), values, out),
+                Some(scaling) => {
+                    scaled.resize(values.len(), [0.0; LANES]);
+                    let extent = scale(kernel, values, scaling, (block * values.len(), &mut scaled[..]));
+                    quantize_block(kernel, extent, scaled, out)
+                }
+            };
         }
     }
+}
+
+/// A block's smallest and largest value, zero included, and NaN if a value is NaN or infinite; per lane.
+#[derive(Clone, Copy)]
+struct Extent<K: Kernel> {
+    least: K::F32x16,
+    most: K::F32x16,
+    invalid: K::F32x16,
+}
+
+impl<K: Kernel> Extent<K> {
+    #[inline(always)]
+    fn new(kernel: K) -> Self {
+        let zero = kernel.splat(0.0);
+        Self { least: zero, most: zero, invalid: zero }
+    }
+
+    #[inline(always)]
+    fn include(&mut self, kernel: K, lanes: K::F32x16) {
+        self.least = kernel.min(lanes, self.least);
+        self.most = kernel.max(lanes, self.most);
+        self.invalid = kernel.mul_add(lanes, kernel.splat(0.0), self.invalid);
+    }
+}
+
+#[inline(always)]
+fn extent<K: Kernel>(kernel: K, values: &[Lanes]) -> Extent<K> {
+    let mut extent = Extent::new(kernel);
+    for lanes in values {
+        extent.include(kernel, kernel.load(lanes));
+    }
+    extent
+}
+
+/// Applies a layer's factors and offsets, from `first` on, to a row's block.
+#[inline(always)]
+fn scale<K: Kernel>(
+    kernel: K,
+    values: &[Lanes],
+    scaling: &InputScaling,
+    (first, out): (usize, &mut [Lanes]),
+) -> Extent<K> {
+    let columns = scaling.factors[first..].iter().zip(&scaling.offsets[first..]);
+    let mut extent = Extent::new(kernel);
+    for ((lanes, out), (factor, offset)) in values.iter().zip(out).zip(columns) {
+        let scaled = kernel.mul_add(kernel.load(lanes), kernel.load(factor), kernel.load(offset));
+        extent.include(kernel, scaled);
+        kernel.store(scaled, out);
+    }
+    extent
 }
 
 /// Quantizes one row's block. The minimum is a float, not a whole number of steps, so that nothing is lost to
 /// zero-point rounding. A block with NaN or infinite values gets the scale NaN, and so do its row's results.
 #[inline(always)]
-fn quantize_block<K: Kernel>(kernel: K, values: &[f32], out: &mut [u8]) -> BlockRange {
-    let values = values.as_chunks::<LANES>().0;
-    let zero = kernel.splat(0.0);
-    let (mut least, mut most, mut invalid) = (zero, zero, zero);
-    for lanes in values {
-        let lanes = kernel.load(lanes);
-        least = kernel.min(lanes, least);
-        most = kernel.max(lanes, most);
-        // NaN if a value is NaN or infinite.
-        invalid = kernel.mul_add(lanes, zero, invalid);
-    }
+fn quantize_block<K: Kernel>(kernel: K, extent: Extent<K>, values: &[Lanes], out: &mut [u8]) -> BlockRange {
+    let Extent { least, most, invalid } = extent;
     let (least, most) = (smallest(kernel, least), largest(kernel, most));
     let scale = (most - least) / 255.0;
     let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
@@ -243,6 +294,8 @@ mod tests {
         let sums = |place| lanes(place).map(sum).collect::<Vec<i32>>();
         let bias: Vec<f32> = (0..PANELS * LANES).map(|output| output as f32 - 20.0).collect();
         Linear {
+            name: "layer".to_owned(),
+            scaling: None,
             inputs: INPUTS,
             block,
             outputs: PANELS * LANES,
@@ -254,18 +307,36 @@ mod tests {
         }
     }
 
+    /// Factor and offset for an input column.
+    fn column(input: usize) -> [f32; 2] {
+        [0.5 + (input % 5) as f32 / 4.0, input as f32 / 10.0 - 1.0]
+    }
+
+    fn scaled(block: usize) -> Linear {
+        let lanes = |part: usize| {
+            let values: Vec<f32> = (0..INPUTS).map(|input| column(input)[part]).collect();
+            values.as_chunks().0.to_vec().into()
+        };
+        Linear { scaling: Some(InputScaling { factors: lanes(0), offsets: lanes(1) }), ..layer(block) }
+    }
+
     #[test]
     fn outputs_are_those_of_the_quantized_blocks() {
         let rows = 2 * MAX_TILE_ROWS + 1;
         let input: Vec<f32> =
             (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
-        for (block, instructions) in [INPUTS, INPUTS / 2]
-            .into_iter()
-            .flat_map(|block| InstructionSet::available().map(move |it| (block, it)))
+        let layers = || [layer(INPUTS), layer(INPUTS / 2), scaled(INPUTS), scaled(INPUTS / 2)];
+        for (layer, instructions) in
+            InstructionSet::available().flat_map(|it| layers().map(move |layer| (layer, it)))
         {
-            let layer = layer(block);
+            let block = layer.block;
             let out = instructions.call(Call(&input, &layer));
             for (row, out) in input.chunks_exact(INPUTS).zip(out.chunks_exact(PANELS * LANES)) {
+                let scaled = row.iter().enumerate().map(|(input, value)| match layer.scaling {
+                    Some(_) => value.mul_add(column(input)[0], column(input)[1]),
+                    None => *value,
+                });
+                let row: Vec<f32> = scaled.collect();
                 for (output, found) in out.iter().enumerate() {
                     let (mut expected, mut step) = (output as f32 - 20.0, 0.0_f32);
                     for (at, values) in row.chunks_exact(block).enumerate() {

@@ -177,15 +177,28 @@ pub enum Table {
     Int8(Array<i8>, Array<f32>),
 }
 
+/// Factors and offsets for a layer's input columns, which give them similar ranges: one scale then suits all of them.
+#[derive(Debug)]
+pub struct InputScaling {
+    /// A factor per column.
+    pub factors: Array<Lanes>,
+    /// Added to each column after its factor.
+    pub offsets: Array<Lanes>,
+}
+
 /// A linear layer in int8, with a scale per output and input block.
 #[derive(Debug)]
 pub struct Linear {
+    /// The weights' name in the graph.
+    pub name: String,
     /// Values per input row, a multiple of [`Linear::block`].
     pub inputs: usize,
     /// Inputs that share a scale: all, or part of each row; a multiple of 16.
     pub block: usize,
     /// Values per output row, a multiple of 16.
     pub outputs: usize,
+    /// Applied to the inputs before quantization.
+    pub scaling: Option<InputScaling>,
     /// 16 outputs per panel, as `inputs` / 4 blocks.
     pub panels: Array<Block>,
     /// Scales per panel and block.

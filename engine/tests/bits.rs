@@ -43,6 +43,8 @@ fn linear(
         .map(|weights| std::array::from_fn(|output| sum(weights, output)))
         .collect();
     Linear {
+        name: "layer".to_owned(),
+        scaling: None,
         inputs: WIDTH,
         block,
         outputs,
@@ -245,6 +247,29 @@ fn programs_with_distances_have_the_bits_that_were_recorded() {
     for instructions in InstructionSet::available() {
         let found = hash(&program, instructions, [1, 150, 33], START);
         assert_eq!(found, RECORDED_DISTANCES, "{instructions}: {found:#018x}");
+    }
+}
+
+/// On x86-64, by the reference in plain Rust.
+const RECORDED_SCALING: u64 = 0x5be2_ab4a_c9d4_08c2;
+
+/// Layers with a factor and an offset per input column.
+#[test]
+fn programs_with_scaled_inputs_have_the_bits_that_were_recorded() {
+    let random = &mut fastrand::Rng::with_seed(17);
+    let mut program = program(Activation::Gelu);
+    for stage in &mut program.stages {
+        let Stage::Rows(stage) = stage else { continue };
+        for operation in &mut stage.operations {
+            if let RowOperation::Linear { layer, .. } = operation {
+                let mut columns = || lanes(&numbers(random, WIDTH)).into();
+                layer.scaling = Some(InputScaling { factors: columns(), offsets: columns() });
+            }
+        }
+    }
+    for instructions in InstructionSet::available() {
+        let found = hash(&program, instructions, [1, 70, 33], START);
+        assert_eq!(found, RECORDED_SCALING, "{instructions}: {found:#018x}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Test doubles: backends whose outputs come from a function.
+//! Backends whose outputs come from a function: test doubles, and recorders of inputs.
 
 use std::{fmt, num::NonZeroUsize, sync::Mutex};
 

@@ -1,6 +1,6 @@
 //! Stored vectors: int8 and binary quantization, with the arithmetic of sentence-transformers' `quantize_embeddings`.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use clap::ValueEnum;
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ pub enum VectorType {
     /// 32-bit floating point.
     #[default]
     Float,
-    /// Integers from -128 to 127, in 255 steps between each dimension's minimum and maximum.
+    /// Integers from -128 to 127, in 255 steps between each dimension's calibrated limits.
     Int8,
     /// Like `int8`, but from 0 to 255.
     Uint8,
@@ -142,11 +142,11 @@ impl Conversion {
     }
 }
 
-/// Per-dimension minimum and maximum over sample vectors of length 1, for the full and for truncated dimensions.
+/// Lower and upper limit per dimension, for the full and for truncated dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranges {
     dimensions: usize,
-    /// For each dimension count in [`sizes`], the minima, then the maxima.
+    /// For each dimension count in [`sizes`], the lower, then the upper limits.
     values: Vec<f32>,
 }
 
@@ -159,20 +159,25 @@ fn sizes(dimensions: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Ranges {
-    /// Ranges over sample vectors after truncation and normalization; all must have the same dimensions.
+    /// Limits for sample vectors after truncation and normalization; all must have the same dimensions.
+    ///
+    /// They are the same for all dimensions, so that integers are proportional to values, and cosine similarities and
+    /// the order of distances remain. The minimum and maximum of each dimension, as in sentence-transformers, would
+    /// stretch and move the dimensions against each other.
     pub fn of(vectors: &[Vec<f32>]) -> Self {
         let dimensions = vectors.first().map_or(0, Vec::len);
         let mut values = Vec::new();
         for size in sizes(dimensions) {
-            let (mut lowest, mut highest) = (vec![f32::INFINITY; size], vec![f32::NEG_INFINITY; size]);
+            let mut largest = 0.0_f32;
             for vector in vectors {
                 let mut vector = vector[..size].to_vec();
                 normalize(&mut vector);
-                for ((value, lowest), highest) in vector.iter().zip(&mut lowest).zip(&mut highest) {
-                    (*lowest, *highest) = (lowest.min(*value), highest.max(*value));
-                }
+                largest = vector.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
-            values.extend(lowest.into_iter().chain(highest));
+            // The largest value becomes 127. Steps begin half a step below, so that rounding down rounds to the nearest.
+            let step = largest / 127.0;
+            let limits = [-128.5, 126.5].map(|steps| steps * step);
+            values.extend(limits.into_iter().flat_map(|limit| iter::repeat_n(limit, size)));
         }
         Self { dimensions, values }
     }
@@ -201,11 +206,11 @@ impl Ranges {
         let before: usize =
             sizes(self.dimensions).take_while(|known| *known < size).map(|known| 2 * known).sum();
         sizes(self.dimensions).find(|known| *known == size)?;
-        let (lowest, highest) = self.values.get(before..before + 2 * size)?.split_at(size);
-        let step = |(lowest, highest): (&f32, &f32)| {
-            let step = (highest - lowest) / 255.0;
-            (*lowest, if step == 0.0 { 1.0 } else { step })
+        let (lower, upper) = self.values.get(before..before + 2 * size)?.split_at(size);
+        let step = |(lower, upper): (&f32, &f32)| {
+            let step = (upper - lower) / 255.0;
+            (*lower, if step == 0.0 { 1.0 } else { step })
         };
-        Some(lowest.iter().zip(highest).map(step).collect())
+        Some(lower.iter().zip(upper).map(step).collect())
     }
 }

@@ -1,6 +1,12 @@
 //! The native engine: the backend contract, ONNX Runtime's results, and the same bits whatever else is in the run.
 
-use std::{num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use kivu::{
     backend::{
@@ -18,6 +24,7 @@ use kivu::{
 use kivu_compiler::Request;
 
 use prost::Message;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::{
     backends::keeps_its_contract,
@@ -219,20 +226,23 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else { return };
-        let session =
-            Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
-        assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
-        let native = backend(&bundle, 1);
-        assert_eq!(native.signature(), session.signature());
-        for length in [1, 2, 7, 13, 33, 60] {
-            let inputs = row(&batch(&native, &[length]), 0, length);
-            let found = native.infer(inputs.clone(), deadline()).await.unwrap();
-            let expected = session.run(&inputs).unwrap();
-            assert_eq!(found[0].shape(), expected[0].shape(), "{name}");
-            let [found, expected] = [&found[0], &expected[0]].map(|tensor| tensor.as_fp32().unwrap());
-            let similarity = cosine(found, expected);
-            assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
-        }
+        is_equal_in_onnx_runtime(name, &bundle).await;
+    }
+}
+
+async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
+    let session = Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+    assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
+    let native = backend(bundle, 1);
+    assert_eq!(native.signature(), session.signature());
+    for length in [1, 2, 7, 13, 33, 60] {
+        let inputs = row(&batch(&native, &[length]), 0, length);
+        let found = native.infer(inputs.clone(), deadline()).await.unwrap();
+        let expected = session.run(&inputs).unwrap();
+        assert_eq!(found[0].shape(), expected[0].shape(), "{name}");
+        let [found, expected] = [&found[0], &expected[0]].map(|tensor| tensor.as_fp32().unwrap());
+        let similarity = cosine(found, expected);
+        assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
     }
 }
 
@@ -374,6 +384,68 @@ async fn span_scores_are_those_of_onnx_runtime() {
             assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
         }
     }
+}
+
+/// The fixture `tiny-bert` with vectors four times as wide and other weights: fixtures are too small to be fitted.
+fn wider_bert(folder: &Path) -> PathBuf {
+    let source = fixtures().join("models/tiny-bert");
+    let model = folder.join("wider-bert");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(&source).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    fs::create_dir(model.join("1_Pooling")).unwrap();
+    for file in ["config.json", "1_Pooling/config.json"] {
+        let config = fs::read_to_string(source.join(file)).unwrap();
+        let config = config
+            .replace("\"hidden_size\": 32", "\"hidden_size\": 128")
+            .replace("\"intermediate_size\": 64", "\"intermediate_size\": 256")
+            .replace("\"word_embedding_dimension\": 32", "\"word_embedding_dimension\": 128");
+        fs::write(model.join(file), config).unwrap();
+    }
+    let file = fs::read(source.join("model.safetensors")).unwrap();
+    let mut random = fastrand::Rng::with_seed(3);
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let tensors = tensors.iter().map(|(name, tensor)| {
+        let is_table = name.contains("embeddings.") && tensor.shape().len() == 2;
+        let wider = |(axis, side): (usize, &usize)| if is_table && axis == 0 { *side } else { 4 * side };
+        let shape: Vec<usize> = tensor.shape().iter().enumerate().map(wider).collect();
+        let center = if name.ends_with("LayerNorm.weight") { 1.0 } else { 0.0 };
+        let mut number = || center + (random.f32() - 0.5) * 0.3;
+        let numbers = (0..shape.iter().product::<usize>()).flat_map(|_| number().to_le_bytes());
+        (name.to_owned(), shape, numbers.collect::<Vec<u8>>())
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    fs::write(model.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    model
+}
+
+#[tokio::test]
+async fn int8_layers_are_fitted_to_sample_texts() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = wider_bert(folder.path());
+    let build = |name: &str, precision| {
+        let out = folder.path().join(name);
+        let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(precision));
+        build_request(&request, runtime).unwrap()
+    };
+    let bundle = build("first", Precision::Int8);
+    let weights = &bundle.manifest().weights;
+    assert!(weights.plan.contains("; 8 matrices fitted to "), "{}", weights.plan);
+    let graph = ModelProto::from_bytes(&bundle.read("model.onnx").unwrap()).unwrap().graph.unwrap();
+    let calls = |name: &str| graph.node.iter().filter(|node| node.op_type == name).count();
+    let [scaled, plain] = ["ScaledLinearInWideBlocks", "QuantizedLinearInWideBlocks"].map(calls);
+    assert!(scaled > 0 && scaled + plain == 8 && calls("QuantizedLinear") == 0, "{scaled}, {plain}");
+    // The same build again has the same bits.
+    let again = build("second", Precision::Int8);
+    for file in ["model.onnx", "weights.bin"] {
+        assert!(bundle.read(file).unwrap() == again.read(file).unwrap(), "{file}");
+    }
+    is_equal_in_onnx_runtime("wider-bert", &bundle).await;
 }
 
 /// Checks vector bits by digests recorded on a processor with AVX-512 VNNI.

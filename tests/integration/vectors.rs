@@ -14,7 +14,8 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         embedding::EmbeddingPipeline,
-        vectors::{Conversion, Ranges, VectorType},
+        pooling::normalize,
+        vectors::{Conversion, Ranges, StoredVector, VectorType},
     },
     repository::manifest::Precision,
 };
@@ -29,7 +30,6 @@ use crate::{
 
 #[derive(Deserialize)]
 struct Case {
-    samples: Vec<Vec<f32>>,
     vectors: Vec<Vec<f32>>,
     ranges: [Vec<f32>; 2],
     int8: Value,
@@ -67,14 +67,42 @@ fn integers_and_bits_are_those_of_sentence_transformers() {
             assert_eq!(serde_json::to_value(found).unwrap(), *expected, "{wanted} of {size}");
         }
     }
-    // Their own ranges are equal except for rounding in the lengths.
-    let own = Ranges::of(&cases[0].samples).to_bytes();
-    let values = |bytes: &[u8]| -> Vec<f32> {
-        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// So that cosine similarities remain.
+#[test]
+fn integers_with_calibrated_ranges_are_proportional_to_values() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut vector = || {
+        let mut vector: Vec<f32> = (0..48).map(|place| random.f32() - 0.4 + place as f32 / 100.0).collect();
+        normalize(&mut vector);
+        vector
     };
-    let (own, expected) = (values(&own), values(&file));
-    assert_eq!(own.len(), expected.len());
-    assert!(own.iter().zip(&expected).all(|(own, expected)| (own - expected).abs() < 1e-6));
+    let samples: Vec<Vec<f32>> = (0..20).map(|_| vector()).collect();
+    let ranges = Ranges::of(&samples);
+    assert_eq!(Ranges::from_bytes(&ranges.to_bytes(), 48).unwrap(), ranges);
+    for size in [32, 48] {
+        let samples: Vec<Vec<f32>> = samples
+            .iter()
+            .map(|sample| {
+                let mut sample = sample[..size].to_vec();
+                normalize(&mut sample);
+                sample
+            })
+            .collect();
+        let largest = samples.iter().flatten().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let conversion = Conversion::new(VectorType::Int8, size, Some(&ranges)).unwrap();
+        for sample in &samples {
+            let StoredVector::Int8(integers) = conversion.convert(sample.clone()) else { panic!("no int8") };
+            for (value, integer) in sample.iter().zip(integers) {
+                let steps = value * 127.0 / largest;
+                assert!((steps - f32::from(integer)).abs() < 0.501, "{size}: {steps} became {integer}");
+            }
+        }
+        // Beyond the samples' values.
+        let far = conversion.convert([[9.0, -9.0]].repeat(size / 2).concat());
+        assert_eq!(far, StoredVector::Int8([[127, -128]].repeat(size / 2).concat()));
+    }
 }
 
 /// The fixture `tiny-bert`, which has prompts for queries and documents, and 32 dimensions.

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     functions,
+    layer_calibration::Calibration,
     layers::{
         AttentionWindow, Blocks, BucketValues, Distance, Layers, Projection, Rotation, alibi_slopes,
         attend_by_position, attention,
@@ -27,17 +28,27 @@ pub(super) const OUTPUT: &str = "last_hidden_state";
 /// Output for encoders with a head: one value per label.
 pub(crate) const LOGITS: &str = "logits";
 
+/// What a graph is written for.
+#[derive(Clone, Copy)]
+pub(super) struct GraphForm<'a> {
+    pub(super) precision: Precision,
+    pub(super) engine: Engine,
+    /// Fits int8 layers of the native engine to sample texts.
+    pub(super) calibration: Option<&'a Calibration>,
+}
+
 /// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
 /// [`OUTPUT`] contains token vectors.
 pub(super) fn graph(
     config: &EncoderConfig,
     weights: &Weights,
     heads: &OutputHeads,
-    precision: Precision,
-    engine: Engine,
+    form: GraphForm<'_>,
 ) -> Result<ModelProto> {
+    let GraphForm { precision, engine, calibration } = form;
     let width = config.facts.hidden;
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
+    layers.calibration = calibration;
     layers.norm = config.norm;
     if engine == Engine::Native {
         layers.graph = GraphBuilder::with_functions();

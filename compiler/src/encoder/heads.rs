@@ -118,7 +118,7 @@ impl Prediction {
             true => Some(weights.take_whole(&format!("{}.bias", self.dense), &[hidden])?.values.clone()),
             false => None,
         };
-        let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens);
+        let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens)?;
         let transformed = layers.activate(self.activation, &transformed);
         let transformed = layers.normalize_whole(&transformed, self.norm, hidden)?;
         let matrix = logit_matrix(config, weights, self.matrix)?;
@@ -129,7 +129,7 @@ impl Prediction {
                 Some(weights.take_whole(name, &[vocabulary])?.values.clone())
             }
         };
-        Ok(layers.largest_outputs(Linear::new(self.matrix, matrix, bias), &transformed, mask))
+        layers.largest_outputs(Linear::new(self.matrix, matrix, bias), &transformed, mask)
     }
 }
 

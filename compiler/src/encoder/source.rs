@@ -7,7 +7,7 @@ use kivu_engine::kernel::LANES;
 use super::{
     config::{EncoderConfig, Facts, Head, HeadKind, Positions},
     decoder, families,
-    graph::{LABEL_HEADS, LOGITS, graph},
+    graph::{GraphForm, LABEL_HEADS, LOGITS, graph},
     heads::OutputHeads,
     vectors,
 };
@@ -166,11 +166,14 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         files: labels.iter().map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone())).collect(),
         is_quantized: false,
         engine: if plan.precision == Precision::Fp32 { Engine::Onnx } else { engine },
-        graphs: Box::new(move |precision| {
+        graphs: Box::new(move |precision, calibration| {
             let engine = if precision == Precision::Fp32 { Engine::Onnx } else { engine };
-            let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, precision, engine)?)];
+            let form = GraphForm { precision, engine, calibration };
+            let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, form)?)];
             if let Some(LabelParts { config, weights, heads, .. }) = &labels {
-                graphs.push((LABELS, graph(config, weights, heads, precision, engine)?));
+                // Its layers may have the same names.
+                let form = GraphForm { calibration: None, ..form };
+                graphs.push((LABELS, graph(config, weights, heads, form)?));
             }
             Ok(graphs)
         }),
@@ -289,7 +292,7 @@ mod tests {
         fn open_for(&self, task: Option<Task>) -> Result<EncoderSettings> {
             let plan = Plan { folder: self.0.path().to_owned(), task, ..Plan::default() };
             let source = open(&plan)?;
-            (source.graphs)(Precision::Fp32)?;
+            (source.graphs)(Precision::Fp32, None)?;
             match source.settings {
                 TaskSettings::Encoder(settings) => Ok(settings),
                 TaskSettings::Seq2Seq(..) => panic!("expected an encoder"),
@@ -388,7 +391,7 @@ mod tests {
             let plan = Plan { folder: model.0.path().to_owned(), ..Plan::default() };
             let source = open(&plan).unwrap();
             [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
-                let (_, graph) = (source.graphs)(precision).unwrap().remove(0);
+                let (_, graph) = (source.graphs)(precision, None).unwrap().remove(0);
                 let graph = graph.graph.unwrap();
                 (graph.initializer.len(), graph.node.len())
             })

@@ -72,7 +72,7 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         files: Vec::new(),
         is_quantized,
         engine: Engine::Onnx,
-        graphs: Box::new(move |precision| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
+        graphs: Box::new(move |precision, _| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
     })
 }
 

@@ -95,7 +95,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         engine: if plan.engine == EngineChoice::Onnx { Engine::Onnx } else { Engine::Native },
         graphs: Box::new({
             let name = settings.output.clone();
-            move |_| Ok(vec![(MODEL, graph([&input, &output], head.as_ref(), &name))])
+            move |_, _| Ok(vec![(MODEL, graph([&input, &output], head.as_ref(), &name))])
         }),
         settings: TaskSettings::Encoder(EncoderSettings::Classification(settings)),
     })

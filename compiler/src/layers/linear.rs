@@ -5,6 +5,7 @@ use kivu_engine::kernel::{GROUP, LANES};
 use super::Layers;
 use crate::{
     functions::{self, QuantizedLinear},
+    layer_calibration::{Calibration, Columns, FittedLayer},
     onnx::{Value, integer},
     quantize,
     weights::Weight,
@@ -83,13 +84,13 @@ impl Layers<'_> {
                 let bias = self.bias(&layer);
                 self.by_channel(&layer, input, &bias)
             }
-            _ => self.apply(&layer, input),
+            _ => self.apply(&layer, input)?,
         })
     }
 
     /// A linear layer that, in int8, scales each token's values separately.
-    pub(crate) fn apply(&mut self, layer: &Linear, input: &Value) -> Value {
-        match self.precision {
+    pub(crate) fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
+        Ok(match self.precision {
             Precision::Fp32 => {
                 let weight = quantize::transpose(&layer.weight, layer.inputs);
                 let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
@@ -97,10 +98,10 @@ impl Layers<'_> {
                 self.add_bias(product, layer)
             }
             _ if self.graph.has_functions() => {
-                let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
-                    self.panels(layer);
-                let inputs = [input, &panels, &scales, &sums, &bias, &shape];
-                self.graph.function(&format!("QuantizedLinear{suffix}"), inputs, linear)
+                let fit =
+                    |calibration: &Calibration| calibration.fit(&layer.name, &layer.weight, layer.inputs);
+                let fitted = self.calibration.map(fit).transpose()?.flatten();
+                self.quantized_linear(layer, input, fitted.as_deref())
             }
             Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(layer, input),
             Precision::Int8 => self.scaled_by_token(layer, input),
@@ -108,29 +109,35 @@ impl Layers<'_> {
                 let bias = self.bias(layer);
                 self.by_channel(layer, input, &bias)
             }
-        }
+        })
     }
 
     /// A linear layer's per-output maximum over a text's tokens; `mask` is 0 for padding. The native engine needs no
     /// memory for all tokens' outputs.
-    pub(crate) fn largest_outputs(&mut self, mut layer: Linear, input: &Value, mask: &Value) -> Value {
+    pub(crate) fn largest_outputs(
+        &mut self,
+        mut layer: Linear,
+        input: &Value,
+        mask: &Value,
+    ) -> Result<Value> {
         if self.precision != Precision::Fp32 && self.graph.has_functions() {
             let width = self.graph.integers("largest_width", &[layer.outputs as i64]);
             layer.outputs = layer.outputs.next_multiple_of(LANES);
             layer.weight.resize(layer.outputs * layer.inputs, 0.0);
             layer.bias.iter_mut().for_each(|bias| bias.resize(layer.outputs, 0.0));
             let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
-                self.panels(&layer);
+                self.panels(&layer, None);
             let inputs = [input, mask, &panels, &scales, &sums, &bias, &shape, &width];
-            return self.graph.function(&format!("LargestOutputs{suffix}"), inputs, |graph, inputs| {
-                functions::largest_outputs(graph, linear, inputs)
-            });
+            let name = format!("LargestOutputs{suffix}");
+            return Ok(self
+                .graph
+                .function(&name, inputs, |graph, inputs| functions::largest_outputs(graph, linear, inputs)));
         }
         // The largest sum belongs to the largest product, since all have the same bias.
         let unbiased = Linear { bias: None, ..layer };
-        let outputs = self.apply(&unbiased, input);
+        let outputs = self.apply(&unbiased, input)?;
         let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
-        self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased })
+        Ok(self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased }))
     }
 
     /// Linear layers that, in int8, scale each token's values separately. With one scale for all tokens, as in
@@ -207,17 +214,45 @@ impl Layers<'_> {
         self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
     }
 
+    /// A linear layer for the native engine.
+    fn quantized_linear(&mut self, layer: &Linear, input: &Value, fitted: Option<&FittedLayer>) -> Value {
+        let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
+            self.panels(layer, fitted);
+        let Some(Columns { shifts, factors }) = fitted.and_then(|fitted| fitted.columns.as_ref()) else {
+            let inputs = [input, &panels, &scales, &sums, &bias, &shape];
+            return self.graph.function(&format!("QuantizedLinear{suffix}"), inputs, linear);
+        };
+        let offsets: Vec<f32> = shifts.iter().zip(factors).map(|(shift, factor)| -shift * factor).collect();
+        let Linear { name, inputs, .. } = layer;
+        let factors = self.graph.floats(&format!("{name}.factors"), &[*inputs], factors);
+        let offsets = self.graph.floats(&format!("{name}.offsets"), &[*inputs], &offsets);
+        let inputs = [input, &panels, &scales, &sums, &bias, &shape, &factors, &offsets];
+        self.graph.function(&format!("ScaledLinear{suffix}"), inputs, |graph, inputs| {
+            functions::scaled_linear(graph, linear, inputs)
+        })
+    }
+
     /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
     /// within an output, has a scale.
-    fn panels(&mut self, layer: &Linear) -> Panels {
+    fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
         let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
-        let block = if is_in_blocks { self.block } else { inputs };
+        let (suffix, linear, block): (_, QuantizedLinear, _) = match fitted {
+            Some(fitted) => ("InWideBlocks", functions::quantized_linear_in_wide_blocks, fitted.block),
+            None if is_in_blocks => ("InBlocks", functions::quantized_linear_in_blocks, self.block),
+            None => ("", functions::quantized_linear, inputs),
+        };
         let (panels, blocks) = (outputs / LANES, inputs / block);
-        let bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
+        let mut bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
+        if let Some(fitted) = fitted {
+            bias.iter_mut().zip(&fitted.bias).for_each(|(bias, added)| *bias += added);
+        }
         let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
-        let rows = quantize::rows(&layer.weight, block);
+        let rows = match fitted {
+            Some(fitted) => &fitted.rows,
+            None => &quantize::rows(&layer.weight, block),
+        };
         let sums: Vec<i32> = rows
             .values
             .chunks_exact(block)
@@ -233,23 +268,16 @@ impl Layers<'_> {
         let of_panels = [panels, inputs / GROUP, LANES, GROUP];
         let values =
             self.graph.bytes(&format!("{name}.panels"), &of_panels, &quantize::panels(&rows.values, inputs));
-        let (shape, of_blocks) = match is_in_blocks {
-            true => (vec![blocks, block, outputs], vec![panels, blocks, LANES]),
-            false => (vec![inputs, outputs], vec![outputs]),
+        let (shape, of_blocks) = match suffix {
+            "" => (vec![inputs, outputs], vec![outputs]),
+            _ => (vec![blocks, block, outputs], vec![panels, blocks, LANES]),
         };
         let scales = self.graph.floats(&format!("{name}.scales"), &of_blocks, &scales);
         let sums = self.graph.sums(&format!("{name}.sums"), &of_blocks, &sums);
         let shape: Vec<i64> = shape.into_iter().map(|side| side as i64).collect();
         let names: Vec<String> = shape.iter().map(i64::to_string).collect();
         let shape = self.graph.integers(&format!("shape_{}", names.join("_")), &shape);
-        Panels {
-            suffix: if is_in_blocks { "InBlocks" } else { "" },
-            linear: match is_in_blocks {
-                true => functions::quantized_linear_in_blocks,
-                false => functions::quantized_linear,
-            },
-            constants: [values, scales, sums, bias, shape],
-        }
+        Panels { suffix, linear, constants: [values, scales, sums, bias, shape] }
     }
 
     /// A linear layer with one weight scale per row and block.

@@ -14,6 +14,7 @@ pub(super) use self::{
 };
 use super::{
     functions,
+    layer_calibration::Calibration,
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
     quantize,
     weights::{Weight, Weights},
@@ -69,6 +70,8 @@ pub(super) struct Layers<'a> {
     pub(super) precision: Precision,
     /// Weights per scale in block quantization.
     pub(super) block: usize,
+    /// Fits int8 layers of the native engine to sample texts.
+    pub(super) calibration: Option<&'a Calibration>,
     /// Width of a token's vector.
     pub(super) hidden: usize,
     /// Normalization epsilon.
@@ -83,7 +86,17 @@ impl<'a> Layers<'a> {
     pub(super) fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
         let graph = GraphBuilder::default();
         let norm = NormKind::Layer { has_bias: true };
-        Self { graph, weights, precision, block: BLOCK, hidden, epsilon, norm, is_trained_in_int8: false }
+        Self {
+            graph,
+            weights,
+            precision,
+            block: BLOCK,
+            calibration: None,
+            hidden,
+            epsilon,
+            norm,
+            is_trained_in_int8: false,
+        }
     }
 
     /// Looks up embedding table rows: in int8 with one scale per row where weights are quantized.

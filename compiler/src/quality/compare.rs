@@ -101,6 +101,35 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
     }
 }
 
+/// Whether another form is better: in no figure worse, and in one better.
+pub(crate) fn is_better(found: &[Quality], other: &[Quality]) -> bool {
+    let figures = |qualities: &[Quality]| qualities.iter().flat_map(figures).collect::<Vec<f32>>();
+    let (found, other) = (figures(found), figures(other));
+    let pairs = || found.iter().zip(&other);
+    found.len() == other.len()
+        && pairs().all(|(found, other)| other >= found)
+        && pairs().any(|(found, other)| other > found)
+}
+
+/// A quality's figures, larger ones better.
+fn figures(quality: &Quality) -> Vec<f32> {
+    match *quality {
+        Quality::Embedding { mean_cosine, worst_cosine, neighbours, terms, score_difference, .. } => {
+            let kept = neighbours.map(|neighbours| [neighbours.ten_nearest, neighbours.nearest]);
+            let others = [terms, score_difference.map(|difference| -difference)];
+            let kept = kept.into_iter().flatten();
+            [mean_cosine, worst_cosine].into_iter().chain(kept).chain(others.into_iter().flatten()).collect()
+        }
+        Quality::Ranking { rank_agreement, mean_difference, .. } => vec![rank_agreement, -mean_difference],
+        Quality::Classification { agreement, mean_difference, .. } => vec![agreement, -mean_difference],
+        Quality::TokenClassification { agreement, mean_difference, worst_difference, .. }
+        | Quality::ZeroShotEntities { agreement, mean_difference, worst_difference, .. } => {
+            vec![agreement, -mean_difference, -worst_difference]
+        }
+        Quality::Seq2Seq { similarity, token_agreement, .. } => vec![similarity, token_agreement],
+    }
+}
+
 /// Share of text pairs ranked in the same order by both forms, among pairs with different scores in the first.
 fn rank_agreement(scores: &[[f32; 2]]) -> f32 {
     let pairs =
@@ -183,6 +212,37 @@ mod tests {
         let found = compared(&reference, &moved);
         // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
         assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
+    }
+
+    #[test]
+    fn a_form_is_better_only_if_no_figure_is_worse() {
+        let embedding = |mean_cosine, nearest, score_difference| {
+            let neighbours = Some(Neighbours { ten_nearest: 0.95, nearest });
+            let score_difference = Some(score_difference);
+            Quality::Embedding {
+                texts: 300,
+                mean_cosine,
+                worst_cosine: 0.9,
+                neighbours,
+                terms: None,
+                score_difference,
+            }
+        };
+        let before = [embedding(0.998, 0.96, 0.01)];
+        assert!(is_better(&before, &[embedding(0.999, 0.96, 0.01)]));
+        assert!(is_better(&before, &[embedding(0.998, 0.96, 0.009)]));
+        for other in [
+            embedding(0.998, 0.96, 0.01),
+            embedding(0.9999, 0.95, 0.01),
+            embedding(0.9999, 0.97, 0.011),
+            embedding(f32::NAN, 0.97, 0.01),
+        ] {
+            assert!(!is_better(&before, &[other]), "{other:?}");
+        }
+        let labels =
+            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        assert!(is_better(&[labels(0.99, 0.01)], &[labels(0.99, 0.005)]));
+        assert!(!is_better(&[labels(0.99, 0.01)], &[labels(0.98, 0.005)]));
     }
 
     #[test]

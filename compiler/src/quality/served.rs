@@ -89,6 +89,16 @@ impl ServedEncoder {
     /// Opens the graph in `folder`.
     pub(crate) fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
         let backend = open_graph(parts.runtime, &folder.join(MODEL), engine)?;
+        Self::with_backend(parts, folder, engine, backend)
+    }
+
+    /// Like [`open`](Self::open), with `backend` in place of the text encoder's graph.
+    pub(crate) fn with_backend(
+        parts: EncoderParts<'_>,
+        folder: &Path,
+        engine: Engine,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self> {
         let tokenizer = Arc::clone(parts.tokenizer);
         Ok(match parts.settings.clone() {
             EncoderSettings::Embedding(settings) => {
@@ -124,6 +134,16 @@ impl ServedEncoder {
                 "the model fails on a sample text; check its weights and `config.json`",
                 error,
             )
+        })
+    }
+
+    /// Runs texts, one per line, one after the other.
+    pub(crate) fn run(&self, texts: &str) -> Result<()> {
+        wait(|| async {
+            for text in texts.lines() {
+                self.answers(vec![text.to_owned()]).await?;
+            }
+            Ok::<_, Error>(())
         })
     }
 
@@ -266,6 +286,19 @@ fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
     vectors.concat()
 }
 
+/// Opens the native engine's graph in `folder`, without threads.
+pub(crate) fn open_native(folder: &Path) -> Result<NativeModel> {
+    let path = folder.join(MODEL);
+    let graph = files::read(&path)?;
+    NativeModel::open(&graph, map_weights(&graph, &path)?)
+}
+
+/// Maps the weight files next to the graph at `path`.
+fn map_weights(graph: &[u8], path: &Path) -> Result<WeightFiles> {
+    let names = WeightFiles::names(graph)?;
+    WeightFiles::map(names.into_iter().map(|name| (name.clone(), path.with_file_name(name))), Arc::default())
+}
+
 /// Opens an encoder's graph in an engine, on all CPUs.
 fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -273,9 +306,7 @@ fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn B
         return Ok(Arc::new(OnnxBackend::open(runtime, path, threads)?));
     }
     let graph = files::read(path)?;
-    let weights =
-        WeightFiles::names(&graph)?.into_iter().map(|name| (name.clone(), path.with_file_name(name)));
-    let weights = WeightFiles::map(weights, Arc::default())?;
+    let weights = map_weights(&graph, path)?;
     Ok(match TableModel::is_in(&graph)? {
         true => Arc::new(TableBackend::new(TableModel::open(&graph, weights)?, threads)),
         false => Arc::new(NativeBackend::start(NativeModel::open(&graph, weights)?, threads)?),

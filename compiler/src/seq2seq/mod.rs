@@ -25,7 +25,7 @@ use super::{
 
 /// Writes `model`'s encoder and decoder from weights in memory.
 pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
-    Box::new(move |precision| {
+    Box::new(move |precision, _| {
         let encoder = source_graph::write(&model, &weights, precision)?;
         let decoder = decoder::write(&model, &weights, precision)?;
         // Student files have tables that only training reads.

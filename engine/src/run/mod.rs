@@ -10,6 +10,7 @@ mod spans;
 mod task;
 
 use std::{
+    fmt,
     num::NonZeroUsize,
     ops::Range,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
@@ -19,7 +20,7 @@ use crate::{
     attention::Head,
     kernel::{LANES, MAX_TILE_ROWS},
     linear::Quantized,
-    program::{Per, Program, RowOperation, Stage, Value, ValueId},
+    program::{Linear, Per, Program, RowOperation, Stage, Value, ValueId},
     spans::Spans,
 };
 
@@ -87,6 +88,25 @@ pub struct Scratch {
     quantized: Quantized,
     head: Head,
     spans: Spans,
+    observer: Option<Observer>,
+}
+
+impl Scratch {
+    /// Passes each int8 layer over tokens, and its input rows, to `observe` before the layer is executed. Layers with
+    /// only a [per-text maximum](crate::program::Largest) are left out.
+    pub fn with_observer(observe: impl FnMut(&Linear, &[f32]) + Send + 'static) -> Self {
+        Self { observer: Some(Observer(Box::new(observe))), ..Self::default() }
+    }
+}
+
+type Observe = dyn FnMut(&Linear, &[f32]) + Send;
+
+struct Observer(Box<Observe>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl Program {

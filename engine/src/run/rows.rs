@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Run, Scratch, Token};
+use super::{Observer, Run, Scratch, Token};
 use crate::{
     kernel::{Kernel, LANES},
     linear::{dense, linear},
@@ -20,7 +20,7 @@ pub(super) fn rows<K: Kernel>(
     block: usize,
     scratch: &mut Scratch,
 ) {
-    let Scratch { values, quantized, .. } = scratch;
+    let Scratch { values, quantized, observer, .. } = scratch;
     values.resize_with(program.slots, Vec::new);
     let slot = |value: &ValueId| program.values[*value].slot;
     let first = block * run.block_rows;
@@ -58,6 +58,9 @@ pub(super) fn rows<K: Kernel>(
                 join_neighbours(run, program.values[*input], (width, *before), &rows, &mut out);
             }
             RowOperation::Linear { input, layer, .. } => {
+                if let (Per::Token, Some(Observer(observe))) = (stage.per, &mut *observer) {
+                    observe(layer, &values[slot(input)]);
+                }
                 let panels = 0..layer.outputs / LANES;
                 linear(kernel, &values[slot(input)], (layer, panels), quantized, &mut out);
             }

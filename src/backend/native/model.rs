@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use kivu_engine::{
     kernel::InstructionSet,
-    program::{Per, Program, Value, ValueId},
+    program::{Linear, Per, Program, Value, ValueId},
     run::{Scratch, Text, Token, Values},
 };
 
@@ -63,8 +63,7 @@ impl WeightFiles {
 pub struct NativeModel {
     signature: Signature,
     pub(super) program: Program,
-    /// Multiplications for a token in linear layers.
-    pub(super) token_products: usize,
+    token_products: usize,
     pub(super) instructions: InstructionSet,
     mapped: Arc<MappedFiles>,
 }
@@ -100,11 +99,29 @@ impl NativeModel {
         &self.signature
     }
 
+    /// Multiplications for a token in linear layers.
+    pub fn token_products(&self) -> usize {
+        self.token_products
+    }
+
     /// Runs one batch on this thread. Inputs and outputs are in signature order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.execute(inputs, Scratch::default())
+    }
+
+    /// Like [`run`](Self::run); passes the names, input counts and input rows of int8 layers over tokens to `observe`.
+    pub fn observe(
+        &self,
+        inputs: &[Tensor],
+        mut observe: impl FnMut(&str, usize, &[f32]) + Send + 'static,
+    ) -> Result<Vec<Tensor>> {
+        let observe = move |layer: &Linear, rows: &[f32]| observe(&layer.name, layer.inputs, rows);
+        self.execute(inputs, Scratch::with_observer(observe))
+    }
+
+    fn execute(&self, inputs: &[Tensor], mut scratch: Scratch) -> Result<Vec<Tensor>> {
         let texts = self.texts(inputs)?;
         let run = self.program.pack(texts.iter(), NonZeroUsize::MIN, Values::new());
-        let mut scratch = Scratch::default();
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {
                 run.execute(&self.program, self.instructions, stage, task, &mut scratch);

@@ -222,7 +222,7 @@ impl Shared {
     /// Whether a call is not worth a thread switch.
     fn is_brief(&self, call: &Call) -> bool {
         let tokens = call.tokens();
-        tokens < MIN_SHARED_TOKENS && tokens * self.model.token_products <= MAX_BRIEF_PRODUCTS
+        tokens < MIN_SHARED_TOKENS && tokens * self.model.token_products() <= MAX_BRIEF_PRODUCTS
     }
 
     /// Executes runs until the queue is closed and empty.

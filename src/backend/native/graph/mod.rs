@@ -187,7 +187,13 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "PreviousRow") => self.previous(node)?,
             (FUNCTIONS, "DisentangledAttention") => self.disentangled_attention(node)?,
             (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
-            (FUNCTIONS, "QuantizedLinear" | "QuantizedLinearInBlocks") => self.linear(node)?,
+            (
+                FUNCTIONS,
+                "QuantizedLinear"
+                | "QuantizedLinearInBlocks"
+                | "QuantizedLinearInWideBlocks"
+                | "ScaledLinearInWideBlocks",
+            ) => self.linear(node)?,
             (FUNCTIONS, "LargestOutputs" | "LargestOutputsInBlocks") => self.largest(node)?,
             (FUNCTIONS, "Words") => self.words(node)?,
             (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,

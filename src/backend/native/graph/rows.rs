@@ -4,7 +4,8 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Dense, Index, Largest, Linear, Norm, Per, RowOperation, Table, Value, ValueId, View,
+        Activation, Dense, Index, InputScaling, Largest, Linear, Norm, Per, RowOperation, Table, Value,
+        ValueId, View,
     },
 };
 
@@ -67,12 +68,21 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let [input, weights, scales, sums, bias, _] = &node.input[..] else {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+        let (input, constants, columns) = match &node.input[..] {
+            [input, weights, scales, sums, bias, _] => (input, [weights, scales, sums, bias], None),
+            [input, weights, scales, sums, bias, _, factors, offsets] => {
+                (input, [weights, scales, sums, bias], Some([factors, offsets]))
+            }
+            _ => return Err(unsupported(&format!("the inputs of `{}`", node.name))),
         };
         let input = self.whole(input)?;
         let Value { per, width: inputs, .. } = self.values[input];
-        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let mut layer = self.layer(inputs, constants.map(String::as_str))?;
+        if let Some([factors, offsets]) = columns {
+            let groups = inputs / LANES;
+            let [factors, offsets] = [self.array(factors, groups)?, self.array(offsets, groups)?];
+            layer.scaling = Some(InputScaling { factors, offsets });
+        }
         let out = self.value(per, layer.outputs);
         self.row(per, RowOperation::Linear { input, layer, out });
         Ok(self.all(out))
@@ -101,6 +111,8 @@ impl<'a> Reader<'a> {
         }
         let all_blocks = panels.saturating_mul(blocks);
         Ok(Linear {
+            name: weights.strip_suffix(".panels").unwrap_or(weights).to_owned(),
+            scaling: None,
             inputs,
             block: inputs / blocks,
             outputs: panels.saturating_mul(LANES),
