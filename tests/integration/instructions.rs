@@ -151,7 +151,7 @@ async fn an_instruction_changes_the_scores_of_quantized_models() {
     let source = fixtures().join("models/tiny-qwen3-rank");
     let out = folder.path().join("built");
     let request = request_without_floor(Task::TextRanking, &source, out.clone(), Some(Precision::Int8Blocks));
-    kivu_compiler::build(&request, &|| Ok(runtime), &crate::models::Silent).unwrap();
+    kivu_compiler::build(&request, &|| Ok(runtime), &()).unwrap();
     let model = serve(&out).unwrap();
     let ask = async |instruction: Option<&str>| {
         let body =

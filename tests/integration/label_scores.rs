@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{Silent, build_request, fixtures, open_for, request, request_without_floor, runtime, serve},
+    models::{build_request, fixtures, open_for, request, request_without_floor, runtime, serve},
     token_classifiers::{are_equal, post},
 };
 
@@ -140,7 +140,7 @@ async fn quantized_models_choose_the_same_labels() {
             let (source, out) = (fixtures().join("models").join(name), folder.path().join("built"));
             let task = Task::ZeroShotClassification;
             let loose = request_without_floor(task, &source, out.clone(), Some(precision));
-            let bundle = build(&loose, &|| Ok(runtime), &Silent).unwrap().bundle;
+            let bundle = build(&loose, &|| Ok(runtime), &()).unwrap().bundle;
             assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
             let Some(Quality::Classification { texts, .. }) = bundle.manifest().weights.quality else {
                 panic!("expected the quality of label scores");
