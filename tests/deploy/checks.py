@@ -22,7 +22,7 @@ import boto3  # noqa: E402
 from botocore.response import StreamingBody  # noqa: E402
 from botocore.stub import ANY, Stubber  # noqa: E402
 from botocore.validate import ParamValidator  # noqa: E402
-from streaming import Function  # noqa: E402
+from streaming import CompiledFunction  # noqa: E402
 from template import EVERYTHING, Template, source, ROOT  # noqa: E402
 
 API, KIVU, BUNDLE = (str(Path(argument).absolute()) for argument in sys.argv[1:])
@@ -123,7 +123,7 @@ def scripted_versions():
 @contextlib.contextmanager
 def api(mode, **variables):
     """The function `api`, as a version to check."""
-    with tempfile.TemporaryDirectory() as folder, Function(API, {"KIVU_MODELS": BUNDLE, "KIVU_AUTH__MODE": mode, **variables}, folder) as function:
+    with tempfile.TemporaryDirectory() as folder, CompiledFunction(API, {"KIVU_MODELS": BUNDLE, "KIVU_AUTH__MODE": mode, **variables}, folder) as function:
         yield lambda event: {"Payload": json.loads(function.next(event)[2])}
 
 

@@ -34,7 +34,9 @@ def url_event(method, path, body=None, headers=(), is_base64=False):
             "isBase64Encoded": is_base64}
 
 
-class StreamingFunction(Function):
+class CompiledFunction(Function):
+    """A program in `functions`."""
+
     def __init__(self, bootstrap, variables, folder):
         name = {"AWS_LAMBDA_FUNCTION_NAME": "api", "AWS_LAMBDA_FUNCTION_VERSION": "1", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008"}
         super().__init__([bootstrap], name | variables, folder, Path(folder, "log"))
@@ -114,7 +116,7 @@ def main():
         refused = subprocess.run([bootstrap], cwd=folder, env=variables | {"RESPONSE_MODE": "stream"}, capture_output=True, text=True)
         message = "expected `RESPONSE_MODE` to be `buffered` or `streaming`, but found `stream`"
         expect("an unknown mode", (refused.returncode != 0, message in refused.stdout + refused.stderr), (True, True))
-        with StreamingFunction(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder) as function:
+        with CompiledFunction(bootstrap, variables | {"RESPONSE_MODE": "streaming"}, folder) as function:
             check(function)
 
 

@@ -173,8 +173,12 @@ class Files(Base):
                 self.assertEqual(done.returncode, 1)
                 self.assertIn(message, done.stderr)
                 self.assertIsNone(output)
-                self.assertEqual(report["status"], "failed")
-                self.assertIn(message, report["error"])
+                # The others are refused before their first row.
+                if name == "cut.jsonl.gz":
+                    self.assertEqual(report["status"], "failed")
+                    self.assertIn(message, report["error"])
+                else:
+                    self.assertIsNone(report)
 
     def test_names_with_a_wrong_compression(self):
         # The name of the output determines the output's compression.
@@ -193,7 +197,7 @@ class Files(Base):
         contents = (self.folder / "made.gz").read_bytes()
         output, report, done = self.local("bomb.jsonl.gz", contents, check=False)
         self.assertIn("expected a file that unpacks to at most 400 times its size", done.stderr)
-        self.assertEqual((output, report["status"]), (None, "failed"))
+        self.assertEqual((output, report), (None, None))
 
     def test_a_quote_that_is_never_closed(self):
         source = b'id,text\n1,"never closed\n' + b"2,more\n" * 10_000_000

@@ -22,7 +22,7 @@ from pathlib import Path
 from collector import Collector
 
 sys.path.append(str(Path(__file__).parents[1] / "lambda"))
-from streaming import Function, url_event  # noqa: E402
+from streaming import CompiledFunction, url_event  # noqa: E402
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"]).resolve()
 NAME = BUNDLE.name
@@ -360,7 +360,7 @@ class Lambda(unittest.TestCase):
         # Without a flush, nothing is sent within the test.
         timers = {"OTEL_BSP_SCHEDULE_DELAY": "3600000", "OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
         variables = self.variables | timers | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url} | variables
-        return Function(Path(os.environ["TEST_FUNCTION"]).resolve().with_name(name), variables, folder.name)
+        return CompiledFunction(Path(os.environ["TEST_FUNCTION"]).resolve().with_name(name), variables, folder.name)
 
     def test_each_invocation_sends_what_it_recorded(self):
         for mode in ("buffered", "streaming"):
