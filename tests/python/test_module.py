@@ -160,9 +160,9 @@ class Tasks(unittest.TestCase):
             found = model(name).rank("When does the ferry leave?", TEXTS, top_k=2, return_documents=True)
             body = {"query": "When does the ferry leave?", "texts": TEXTS, "model": name, "return_text": True}
             self.assertEqual(post("/rerank", body)[:2], found)
-        found = model("rank").rank("ferry", TEXTS, prompt="query: ")
-        self.assertEqual(post("/rerank", {"query": "ferry", "texts": TEXTS, "model": "rank", "prompt": "query: "}), found)
-        with self.assertRaisesRegex(errors.InvalidError, "expected a model with an instruction"):
+        with self.assertRaisesRegex(errors.InvalidError, "expected no `prompt`, since the model compares vectors"):
+            model("rank").rank("ferry", TEXTS, prompt="query: ")
+        with self.assertRaisesRegex(errors.InvalidError, "expected no `instruction`, since the model compares vectors"):
             model("rank").rank("ferry", TEXTS, instruction="Find ships")
         with self.assertRaisesRegex(errors.InvalidError, "expected a model with an instruction"):
             model("minilm").encode(TEXTS, instruction="Find ships")
