@@ -34,7 +34,6 @@ class Handler(BaseHTTPRequestHandler):
             "Lambda-Runtime-Invocation-Id": "2",
             "Lambda-Runtime-Deadline-Ms": str(int((time.time() + left_s) * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": ARN,
-            "Lambda-Runtime-Trace-Id": "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=0",
         })
 
     def do_POST(self):
