@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,8 +19,8 @@ import time
 from pathlib import Path
 
 CORES = 2
-LIBRARIES = ("kivuml", "fastembed fp32", "fastembed int8", "sentence-transformers ONNX int8", "sentence-transformers OpenVINO int8")
 INT8 = "model_qint8_avx512_vnni.onnx"
+VINO = "openvino/openvino_model_qint8_quantized.xml"
 SHORT = "The ferry leaves at seven."
 SENTENCES = (
     "The ferry leaves at seven.", "A cat sat on the mat.", "The app crashes when I log in, and support does not answer.",
@@ -54,7 +53,7 @@ def export(weights, folder):
     names = {name for port in model.inputs for name in port.names}
     rows = [{name: value for name, value in row.items() if name in names} for row in rows]
     quantized = nncf.quantize(model, nncf.Dataset(rows), model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.PERFORMANCE)
-    openvino.save_model(quantized, folder / "openvino/openvino_model_qint8_quantized.xml")
+    openvino.save_model(quantized, folder / VINO)
 
 
 def fastembed(folder, file):
@@ -74,20 +73,27 @@ def sentence_transformers(folder, **options):
     return SentenceTransformer(str(folder), device="cpu", **options).encode
 
 
-def opened(library, options):
-    """The library's function from texts to vectors."""
-    folder = str(options.folder)
-    if library == "kivuml":
-        from kivuml import load
+def kivuml(bundle):
+    from kivuml import load
 
-        return load(options.bundle, threads=CORES).encode
-    if library.startswith("fastembed"):
-        return fastembed(folder, INT8 if library.endswith("int8") else "model.onnx")
-    if "ONNX" in library:
-        return sentence_transformers(folder, backend="onnx", model_kwargs={"file_name": f"onnx/{INT8}", "provider": "CPUExecutionProvider"})
-    if "OpenVINO" in library:
-        return sentence_transformers(folder, backend="openvino", model_kwargs={"file_name": "openvino/openvino_model_qint8_quantized.xml"})
-    return sentence_transformers(options.weights)
+    return load(bundle, threads=CORES).encode
+
+
+# The vectors that all are compared with.
+REFERENCE = "sentence-transformers fp32"
+# Functions that make a library's function from texts to vectors.
+LIBRARIES = {
+    "kivuml": lambda options: kivuml(options.bundle),
+    "fastembed fp32": lambda options: fastembed(options.folder, "model.onnx"),
+    "fastembed int8": lambda options: fastembed(options.folder, INT8),
+    "sentence-transformers ONNX int8": lambda options: sentence_transformers(
+        options.folder, backend="onnx", model_kwargs={"file_name": f"onnx/{INT8}", "provider": "CPUExecutionProvider"}
+    ),
+    "sentence-transformers OpenVINO int8": lambda options: sentence_transformers(
+        options.folder, backend="openvino", model_kwargs={"file_name": VINO}
+    ),
+}
+OPENERS = LIBRARIES | {REFERENCE: lambda options: sentence_transformers(options.weights)}
 
 
 def serve(library, options):
@@ -95,7 +101,7 @@ def serve(library, options):
     import numpy as np
 
     answers, sys.stdout = sys.stdout, sys.stderr
-    embed = opened(library, options)
+    embed = OPENERS[library](options)
     for line in sys.stdin:
         request = json.loads(line)
         answer = None
@@ -111,9 +117,8 @@ def serve(library, options):
                 times.append(time.perf_counter() - began)
             answer = statistics.median(times) * 1e3
         elif request["do"] == "memory":
-            answer = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            answer["now"] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+            answer = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
         else:
             vectors = np.stack([*embed(request["texts"])]).astype(np.float32)
             answer = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).tolist()
@@ -156,10 +161,10 @@ def main():
     import numpy as np
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    if not (options.folder / "openvino/openvino_model_qint8_quantized.xml").exists():
+    if not (options.folder / VINO).exists():
         export(options.weights, options.folder)
     sample = mixed(300, 2)
-    reference = Library("fp32")
+    reference = Library(REFERENCE)
     exact = np.array(reference.ask("vectors", texts=sample))
     reference.end()
     libraries = {name: Library(name) for name in LIBRARIES}
@@ -170,8 +175,7 @@ def main():
         # With the 300 above, 1,000 texts; in batches of 32.
         for first in range(300, 1000, 32):
             library.ask("embed", texts=mixed(min(32, 1000 - first), first))
-        memory = library.ask("memory")
-        report[name]["MB resident after 1,000 texts, and peak"] = [round(memory["now"], 1), round(memory["peak"], 1)]
+        report[name]["MB resident after 1,000 texts"] = round(library.ask("memory"), 1)
     seconds, short = {name: [] for name in LIBRARIES}, {name: [] for name in LIBRARIES}
     for chunk in range(options.chunks):
         texts = mixed(options.texts, 10 + chunk)

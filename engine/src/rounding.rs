@@ -43,7 +43,7 @@ pub fn moments(rows: &[f32], inputs: usize) -> Vec<f32> {
     multiply(&columns, count, rows.to_vec().into())
 }
 
-/// Rounds weights to integers from −127 to 127. `moments` are those of the inputs after their own quantization.
+/// Rounds weights to integers from −127 to 127. `moments` come from quantized inputs.
 pub fn round(weights: Weights<'_>, mut moments: Vec<f32>) -> Vec<i8> {
     let Weights { values, scales, inputs, block } = weights;
     let diagonal = || (0..inputs).map(|input| input * (inputs + 1));
