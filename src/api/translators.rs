@@ -233,7 +233,8 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     if !names_source {
         let language = |(place, pair): (usize, &LanguagePair)| {
             let identified = found.identified.as_ref().and_then(|languages| languages[place].clone());
-            let only = || DetectedLanguage { confidence: 0.0, language: ListedLanguage::new(&pair.source).code };
+            let only =
+                || DetectedLanguage { confidence: 0.0, language: ListedLanguage::new(&pair.source).code };
             identified.unwrap_or_else(only)
         };
         let languages = found.pairs.iter().enumerate().map(language).collect();
