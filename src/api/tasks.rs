@@ -99,9 +99,7 @@ async fn run_task(
             find_entities(context, inputs, || parameters.prepare(pipeline, &scope)).await
         }
         Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
-        Pipeline::Ranking(pipeline) => {
-            rerank_with(context, pipeline, from_value(body)?).await
-        }
+        Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             generate_with(context, pipeline, model.manifest.task, body).await
         }

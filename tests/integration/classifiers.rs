@@ -442,8 +442,7 @@ async fn labels_for_a_model_that_takes_none_are_refused() {
         json!({ "inputs": long, "parameters": { "truncate": false } }),
         json!({ "inputs": long, "parameters": { "truncation": false } }),
     ] {
-        let (status, found) =
-            answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        let (status, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
         assert_eq!(status, 413, "{found}");
     }
     let null = json!({ "inputs": "cat", "candidate_labels": null }).to_string();

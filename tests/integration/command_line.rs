@@ -179,6 +179,12 @@ fn errors_of_names_and_values_say_what_was_expected() {
     error: expected a bundle in `/dev/null`, but found a file
     hint: `kivu build` makes bundles
     ");
+    // They would be other folders, or could not be named in a route, a list or with a role.
+    for name in ["../../escape", "a/b", "..", ".hidden", "--help-me", "", "a b", "a\nb", "a:query"] {
+        let error = refusal(&["build", "tests/fixtures/models/tiny-bert", &format!("--name={name}")]);
+        assert!(error.starts_with("error: expected a model name of letters, digits,"), "{name}: {error}");
+    }
+    insta::assert_snapshot!(refusal(&["build", "minilm", "--name", "a\nb"]), @r"error: expected a model name of letters, digits, `-`, `_` and `.` that begins with a letter, a digit or `_`, but found `a\nb`");
     let adapter = tempfile::tempdir().unwrap();
     fs::write(adapter.path().join("adapter_config.json"), r#"{"base_model_name_or_path": "org/base"}"#)
         .unwrap();
@@ -344,8 +350,7 @@ fn options_that_contradict_a_bundle_are_refused() {
     );
     let out = folder.path().join("out");
     let out = ["--out", out.to_str().unwrap()];
-    let recipe =
-        refusal(&[&["build", "models/minilm.toml", "--task", "text-ranking"][..], &out].concat());
+    let recipe = refusal(&[&["build", "models/minilm.toml", "--task", "text-ranking"][..], &out].concat());
     assert!(recipe.contains("name the model's folder or hub repository instead of the recipe"), "{recipe}");
 }
 
