@@ -303,6 +303,7 @@ fn run_prints_the_results_of_batch() {
     assert_eq!(parsed(&found), expected);
     assert_eq!(expected[0].as_object().unwrap().keys().collect::<Vec<_>>(), ["label", "score"]);
     assert_eq!(parsed(&run(&[bundle], &texts.join("\r\n"))), expected, "lines");
+    assert_eq!(parsed(&run(&[bundle, "-"], &texts.join("\n"))), expected, "standard input by name");
     // An empty line has an error, and the others have their results.
     let found = run(&[bundle], &format!("{}\n\n{}", texts[0], texts[1]));
     assert_eq!(found.status.code(), Some(1));
