@@ -210,20 +210,23 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
-    let of_role = match body.input_type.or(body.task) {
+    let dimensions = [("dimensions", body.dimensions), ("output_dimension", body.output_dimension)];
+    let dimensions = inputs::one_value(dimensions)?;
+    let roles = [("input_type", body.input_type), ("task", body.task), ("model", app.named_prompt(name))];
+    let of_role = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
-        None => app.named_prompt(name),
+        None => None,
     };
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
-            truncate: body.truncate.or(body.truncation),
+            truncate: inputs::one_value([("truncate", body.truncate), ("truncation", body.truncation)])?,
             truncation_direction: None,
         },
         prompt_name: body.prompt_name.or(of_role),
         prompt: body.prompt,
         instruction: body.instruction,
         normalize: Some(body.normalized.unwrap_or(true)),
-        dimensions: body.dimensions.or(body.output_dimension),
+        dimensions,
         output_dtype: format.vector_type,
         outputs: Some(vec![VectorKind::Dense]),
         ..EmbeddingParameters::default()
