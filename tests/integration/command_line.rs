@@ -336,15 +336,16 @@ fn options_that_contradict_a_bundle_are_refused() {
     error: expected the task `translation` of the bundle in `[bundle]`, but found `feature-extraction`
     hint: leave the option out, or name the folder or the hub repository that the model can be built from
     ");
-    assert_eq!(refusal(&["serve", path, "--task", "translation"]), task);
+    assert_eq!(refusal(&["serve", path, "--port", "0", "--task", "translation"]), task);
     assert_eq!(refusal(&["bench", path, "--task", "translation"]), task);
     let precision = refusal(&["run", path, "a text", "--precision", "int8"]);
     assert!(precision.starts_with("error: expected the precision `int8` of the bundle in"), "{precision}");
     let allowed = refusal(&["run", path, "a text", "--allow", "rope_scaling"]);
     assert!(allowed.contains("expected the allowed key `rope_scaling` of the bundle"), "{allowed}");
-    let several = refusal(&["serve", folder.path().to_str().unwrap(), "--task", "translation"]);
+    let several =
+        refusal(&["serve", folder.path().to_str().unwrap(), "--port", "0", "--task", "translation"]);
     assert_eq!(several, task, "a folder of bundles");
-    let remote = refusal(&["serve", "s3://bucket/models", "--task", "translation"]);
+    let remote = refusal(&["serve", "s3://bucket/models", "--port", "0", "--task", "translation"]);
     assert!(
         remote.contains("expected no task, precision or allowed keys for `s3://bucket/models`"),
         "{remote}"

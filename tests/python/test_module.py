@@ -290,6 +290,8 @@ class Inputs(unittest.TestCase):
         opened.close()
         with self.assertRaisesRegex(errors.ConfigError, "expected a bundle, a recipe .* but found `nothing`"):
             load("nothing")
+        with self.assertRaisesRegex(errors.ConfigError, "expected the task `translation` .* but found `feature-extraction`"):
+            load(BUNDLES / "minilm", task="translation")
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(errors.KivuError):
             load(folder)
 
