@@ -438,9 +438,8 @@ async fn fields_that_contradict_each_other_are_refused() {
         assert_eq!(ask("/v1/embeddings", &body).await.0, StatusCode::OK, "{body}");
     }
     for path in ["/v1/embed", "/v2/embed"] {
-        insta::allow_duplicates! {
-            insta::assert_snapshot!(refusal(path, r#"{"texts": ["a"], "images": ["data:image/png;base64,"]}"#).await, @"422: expected no `images`, since the models read texts, but found some");
-        }
+        let found = refusal(path, r#"{"texts": ["a"], "images": ["data:image/png;base64,"]}"#).await;
+        assert_eq!(found, "422: expected no `images`, since the models read texts, but found some", "{path}");
     }
 }
 

@@ -129,7 +129,8 @@ async fn classifiers_of_pairs_put_their_prompt_before_the_first_text() {
     let Pipeline::Classification(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
     let parameters =
         ClassificationParameters { function_to_apply: Some(ScoreFunction::None), ..Default::default() };
-    let classifier = parameters.prepare(pipeline, &Scope::of_texts(true)).unwrap();
+    let scope = Scope { truncate: true, max_values: 3, max_parts: 1, max_labels: 3 };
+    let classifier = parameters.prepare(pipeline, &scope).unwrap();
     let pair = Input::Pair("egg".into(), "hen".into());
     let found = classifier.run(vec![pair], deadline()).await.unwrap();
     // Of sentence-transformers 5.7.
