@@ -23,7 +23,7 @@ WASM = "kivuml.wasm"
 GLUE = "kivuml_wasm.js"
 # What `kivuml-wasm` takes from `kivuml`.
 SHARED = ("arguments.js", "errors.js", "model.js")
-SHARED_TYPES = ("model.d.ts", "native-module.d.ts")
+SHARED_TYPES = ("types.d.ts", "native-module.d.ts")
 
 
 def platform_name(architecture):

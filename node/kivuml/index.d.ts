@@ -1,6 +1,6 @@
-import { Model } from "./model";
+import { Model } from "./types";
 
-export * from "./model";
+export * from "./types";
 
 /** Options for loading a model. */
 export interface LoadOptions {

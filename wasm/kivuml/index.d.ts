@@ -1,6 +1,6 @@
-import type { Model } from "./model.js";
+import type { Model } from "./types.js";
 
-export * from "./model.js";
+export * from "./types.js";
 
 /** A file's contents. */
 export type Contents = ArrayBuffer | ArrayBufferView | string;
