@@ -71,8 +71,8 @@ async function serve(run) {
       else isOffline = pathname === "/offline";
       return answer(204, "text/plain", "");
     }
-    if (pathname === "/") return answer(200, "text/html", PAGE);
-    if (pathname === "/worker.js") return answer(200, "text/javascript", WORKER);
+    if (pathname === "/") return answer(200, "text/html; charset=utf-8", PAGE);
+    if (pathname === "/worker.js") return answer(200, "text/javascript; charset=utf-8", WORKER);
     const [, root, ...rest] = pathname.split("/");
     const file = path.join({ package: PACKAGE, bundles: BUNDLES }[root] ?? "/nothing", ...rest);
     if (root === "bundles") {

@@ -114,7 +114,7 @@ test("vectors are the server's, but for rounding", async (context) => {
 
 test("labels, entities and ranks are the server's", async () => {
   const sentiment = await model("sentiment");
-  near(await sentiment.classify(TEXTS), await served("/models/sentiment", { inputs: TEXTS, parameters: { top_k: 2 } }), 2e-2);
+  near(await sentiment.classify(TEXTS, { topK: 2 }), await served("/models/sentiment", { inputs: TEXTS, parameters: { top_k: 2 } }), 2e-2);
   near(await sentiment.classify([["Good", "Bad"]]), await served("/predict", { inputs: [["Good", "Bad"]], model: "sentiment" }), 2e-2);
   const parameters = { candidate_labels: ["travel", "animals"], multi_label: true };
   const chosen = await (await model("zero-shot")).zeroShot(TEXTS.slice(0, 2), ["travel", "animals"], { multiLabel: true });
@@ -271,7 +271,7 @@ test("memory that cannot grow is an error, and other models load again", async (
 test("memory is reused", async () => {
   const bytes = await inWorker(
     `const opened = await load(bundles + "/minilm");
-     const texts = Array.from({ length: 1000 }, (_, number) => "some words ".repeat(1 + (number % 40)) + number);
+     const texts = Array.from({ length: 1000 }, (_, number) => "some words ".repeat(1 + (number % 8)) + number);
      await opened.encode(texts);
      const { memory } = await import(${JSON.stringify(new URL("native.js", ENTRY).href)});
      const first = memory();

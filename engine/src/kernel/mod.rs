@@ -7,8 +7,8 @@
 //! - lane operations are correctly rounded, as in IEEE 754; `min` and `max` are comparisons with a defined result for
 //!   NaN and for positive and negative zero.
 //!
-//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add, so its kernel rounds each step
-//! twice; all else is the same there.
+//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add, and its kernel's
+//! differs in one of some 2^29 cases.
 //!
 //! # Weights
 //! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
