@@ -27,6 +27,7 @@ UV := .kivu/uv/bin/uv
 WEB := .kivu/web/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
 NODE := .kivu/node
+WASM := .kivu/wasm
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -295,6 +296,27 @@ measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##
 addon: program ## Make the npm package for this machine, in target/addon
 	cargo build --release --locked --package kivu-node
 	python3 packaging/npm.py target/addon target/release/libkivu_node.so .kivu/onnxruntime/*
+
+.PHONY: wasm
+wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
+	$(WASM)/cargo build --profile wasm --locked --package kivu-wasm
+	cargo run --quiet --locked --manifest-path wasm/bindgen/Cargo.toml --target-dir $(WASM)/bindgen -- \
+	  target/wasm32-unknown-unknown/wasm/kivu_wasm.wasm $(WASM)/generated
+	python3 packaging/npm.py target/wasm --wasm $(WASM)/generated
+
+.PHONY: wasm-test
+wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
+	TEST_WASM=$(abspath target/wasm) TEST_WORKERD=$(abspath $(WASM))/tools/node_modules/.bin/workerd \
+	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test integration -- --nocapture wasm::
+
+$(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
+	@mkdir -p $(@D)
+	cp tests/wasm/package.json tests/wasm/package-lock.json $(@D)
+	npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(WASM)/cargo: tests/wasm/setup.py tests/arm64/setup.py
+	python3 $< $(WASM)
 
 .PHONY: measure-node
 measure-node: addon $(BUNDLE)/manifest.toml ## Measure the npm package: start, and the cost of a call

@@ -16,6 +16,7 @@ mod model_inputs;
 pub mod multi_vector;
 pub mod pair_template;
 pub mod pooling;
+#[cfg_attr(target_family = "wasm", path = "priority/disabled.rs")]
 mod priority;
 pub mod ranking;
 mod redaction;

@@ -73,4 +73,5 @@ mod tokenizer_settings;
 mod translation;
 mod translation_graphs;
 mod vectors;
+mod wasm;
 mod zero_shot_entities;

@@ -493,7 +493,7 @@ test("import and require return the same module", () => {
 test("the types have all names, and no others", () => {
   const names = (text, pattern) => new Set([...text.matchAll(pattern)].map((found) => found[1]));
   const members = (value) => new Set(Object.getOwnPropertyNames(value).filter((name) => name !== "constructor"));
-  const text = readFileSync(path.join(FOLDER, "index.d.ts"), "utf8");
+  const text = ["index.d.ts", "types.d.ts"].map((file) => readFileSync(path.join(FOLDER, file), "utf8")).join("\n");
   assert.deepEqual(names(text, /^export (?:class|function) (\w+)/gm), new Set(Object.keys(require("kivuml"))));
   const body = text.split("export class Model {")[1].split("\n}")[0];
   const declared = names(body, /^ {2}(?:readonly )?(\w+)(?:<.*?>)?[(:]/gm);

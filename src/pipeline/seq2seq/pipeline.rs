@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     execute::{Decoding, LocalGenerator, Seq2SeqWork, SourceSentence},
@@ -15,6 +15,7 @@ use crate::{
         routing::{Location, Route},
         seq2seq::Seq2SeqBackend,
     },
+    clock::Instant,
     error::{Error, Result, at_text},
     pipeline::{
         executor::{Executor, tokenize},
