@@ -220,7 +220,8 @@ async fn quantized_models_have_clear_entities_and_labels() {
         let (model, _) = open(MODELS[0], Task::ZeroShotClassification, precision);
         let (mut clear, mut kept) = (0, 0);
         for case in golden_entries::<Scored>("tiny-gliner2-labels") {
-            let found = labels(&model).logits(&[case.inputs], &case.labels, &case.prompt, deadline);
+            let texts = [case.inputs];
+            let found = labels(&model).logits(&texts, &case.labels, &case.prompt, deadline);
             let found = found.await.unwrap().rows.remove(0);
             for (found, expected) in found.iter().zip(&case.logits).filter(|(_, logit)| logit.abs() > 1.0) {
                 clear += 1;
