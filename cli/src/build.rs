@@ -21,6 +21,7 @@ use super::{
 use kivu::{
     config::Config,
     error::{Error, Result},
+    repository::manifest::check_name,
 };
 use kivu_compiler::{
     Request, build,
@@ -70,6 +71,8 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    // Before a folder is made of it.
+    arguments.name.as_deref().map_or(Ok(()), check_name)?;
     if !arguments.source.exists()
         && let Some(model) = names::model(&arguments.source)?
     {

@@ -86,7 +86,7 @@ pub use self::{
 use kivu::{
     error::Result,
     pipeline::Task,
-    repository::{bundle::Bundle, folder::Destination},
+    repository::{bundle::Bundle, folder::Destination, manifest::check_name},
 };
 
 /// A completed build.
@@ -118,6 +118,7 @@ fn build_from(
     runtime: LoadRuntime<'_>,
     progress: &dyn Progress,
 ) -> Result<Built> {
+    request.name.as_deref().map_or(Ok(()), check_name)?;
     let destination = Destination::new(&request.out)?;
     let mut plan = plan::plan(request, progress)?;
     if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {

@@ -6,6 +6,7 @@
 
 use std::{
     cmp::Reverse,
+    fmt,
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -30,7 +31,7 @@ use kivu::{
     regular_file,
     repository::{
         Bundle,
-        bundle::hex,
+        bundle::{MANIFEST, hex},
         folder::Destination,
         manifest::{Manifest, Precision},
     },
@@ -81,14 +82,54 @@ impl Options {
     pub fn complies(&self, path: &Path) -> bool {
         let Ok(bundle) = Bundle::open(path) else { return false };
         let manifest = bundle.manifest();
-        self.task.is_none_or(|task| task == manifest.task)
-            && self.precision.is_none_or(|precision| precision == manifest.weights.precision)
-            && self.allow.iter().all(|key| manifest.allowed.contains(key))
+        self.contradiction(manifest).is_none()
             && match self.engine {
                 EngineChoice::Auto => true,
                 EngineChoice::Native => manifest.engine == Engine::Native,
                 EngineChoice::Onnx => manifest.engine == Engine::Onnx,
             }
+    }
+
+    /// Refuses the bundle at `path`, or a bundle in this folder, if it was built with other options. Any engine runs it.
+    /// Errors about unreadable bundles are reported when they are opened.
+    pub(super) fn require(&self, path: &Path) -> Result<()> {
+        let bundles = match path.join(MANIFEST).exists() {
+            _ if !self.select_bundles() => Vec::new(),
+            true => vec![path.to_owned()],
+            false => folders(path),
+        };
+        for path in bundles {
+            let Ok(bundle) = Bundle::open(&path) else { continue };
+            if let Some((expected, found)) = self.contradiction(bundle.manifest()) {
+                return Err(Error::config(format!(
+                    "expected {expected} of the bundle in `{}`, but found {found}; leave the option out, or name the folder \
+                     or the hub repository that the model can be built from",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there may be bundles that do not comply, whatever the engine.
+    pub(super) fn select_bundles(&self) -> bool {
+        self.task.is_some() || self.precision.is_some() || !self.allow.is_empty()
+    }
+
+    /// The first option that a bundle contradicts, and what the bundle has instead.
+    fn contradiction(&self, manifest: &Manifest) -> Option<(String, String)> {
+        let differs = |name: &str, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
+            Some((format!("the {name} `{expected}`"), format!("`{found}`")))
+        };
+        let precision = manifest.weights.precision;
+        match (self.task, self.precision) {
+            (Some(task), _) if task != manifest.task => differs("task", &task, &manifest.task),
+            (_, Some(wanted)) if wanted != precision => differs("precision", &wanted, &precision),
+            _ => {
+                let missing = self.allow.iter().find(|key| !manifest.allowed.contains(key))?;
+                Some((format!("the allowed key `{missing}`"), "none".to_owned()))
+            }
+        }
     }
 }
 

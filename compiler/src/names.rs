@@ -28,6 +28,13 @@ impl Location {
     /// a built-in recipe, a hub repository.
     pub fn of(named: &Path, options: &Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
+            if options.select_bundles() {
+                return Err(Error::config(format!(
+                    "expected no task, precision or allowed keys for `{}`, whose bundles are built already, but found \
+                     some; leave the options out",
+                    named.display()
+                )));
+            }
             return Ok(Self::Bundle(named.to_owned()));
         }
         if named.exists() {
@@ -36,10 +43,11 @@ impl Location {
                 .iter()
                 .any(|file| named.join(file).is_file())
                 && !named.join(MANIFEST).exists();
-            return Ok(match is_recipe || is_source {
-                true => Self::Model(NamedModel::Path(named.to_owned())),
-                false => Self::Bundle(named.to_owned()),
-            });
+            if is_recipe || is_source {
+                return Ok(Self::Model(NamedModel::Path(named.to_owned())));
+            }
+            options.require(named)?;
+            return Ok(Self::Bundle(named.to_owned()));
         }
         let bundle = config.find_bundle(named.to_owned());
         let is_known = bundle != named;

@@ -170,7 +170,8 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let recipe = Recipe::open(path)?;
     if let Some(task) = request.task.filter(|task| *task != recipe.task) {
         return Err(Error::config(format!(
-            "expected the recipe's task `{}`, but found `--task {task}`",
+            "expected the recipe's task `{}`, but found `--task {task}`; for another task, name the model's folder or hub \
+             repository instead of the recipe",
             recipe.task
         )));
     }

@@ -437,6 +437,16 @@ async fn labels_for_a_model_that_takes_none_are_refused() {
         let error = error.unwrap_or_else(|| panic!("{path} {body}: {found}"));
         assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
     }
+    let (path, long) = (format!("/models/{name}"), "cat ".repeat(1000));
+    for body in [
+        json!({ "inputs": long, "truncate": false }),
+        json!({ "inputs": long, "truncation": false, "parameters": { "top_k": 1 } }),
+        json!({ "inputs": long, "parameters": { "truncate": false } }),
+        json!({ "inputs": long, "parameters": { "truncation": false } }),
+    ] {
+        let (status, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        assert_eq!(status, 413, "{found}");
+    }
     let null = json!({ "inputs": "cat", "candidate_labels": null }).to_string();
     assert!(app.oneshot(post("/predict", null)).await.unwrap().status().is_success());
 }

@@ -139,6 +139,12 @@ async fn rankers_read_the_instructions_of_requests() {
             let (status, answer) = post(&model, "/rerank", &body).await;
             let found = answer[0]["score"].as_f64().unwrap_or(f64::NAN) as f32;
             assert!((found - logit).abs() <= TOLERANCE, "{status} {body}: {answer}, expected {logit}");
+            let hub = json!({
+                "inputs": { "query": query, "texts": [document] }, "prompt": prompt,
+                "parameters": { "instruction": instruction, "raw_scores": true },
+            });
+            let (_, from_hub) = post(&model, &format!("/models/{}", model.name), &hub).await;
+            assert_eq!(from_hub, answer, "{hub}");
             let Some(instruction) = instruction else { continue };
             let body = json!({ "query": query, "documents": [document], "instruction": instruction });
             for path in ["/v1/rerank", "/v2/rerank"] {
