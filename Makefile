@@ -424,7 +424,7 @@ IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # The core of Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
 # The tests of results.
-GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
+GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: gliner2:: label_scores:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml $(WEB_TOOLS) ## Build and test for arm64, emulated on other machines

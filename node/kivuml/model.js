@@ -233,9 +233,9 @@ class Model {
    * @returns {Promise<any>}
    */
   async tokenize(texts, options) {
-    const known = /** @type {const} */ (["promptName", "addSpecialTokens", ...RUN]);
-    const { promptName, addSpecialTokens, ...run } = asOptions(options, known);
-    const parameters = { prompt_name: promptName, add_special_tokens: addSpecialTokens };
+    const known = /** @type {const} */ (["promptName", "prompt", "instruction", "addSpecialTokens", ...RUN]);
+    const { promptName, addSpecialTokens, prompt, instruction, ...run } = asOptions(options, known);
+    const parameters = { prompt_name: promptName, prompt, instruction, add_special_tokens: addSpecialTokens };
     return this.#each("tokenize", asList(texts, "texts"), parameters, run);
   }
 

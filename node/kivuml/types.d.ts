@@ -106,6 +106,10 @@ export interface TranslateOptions extends GenerateOptions {
 }
 
 export interface TokenizeOptions extends RunOptions, PromptOptions {
+  /** A text to put before each text, instead of one of the model's prompts. */
+  prompt?: string;
+  /** Replaces the instruction in the model's prompt for queries, if it has one. */
+  instruction?: string;
   /** Whether the model's special tokens are added; true by default. */
   addSpecialTokens?: boolean;
 }

@@ -312,13 +312,17 @@ impl ChatRequest {
     }
 }
 
+/// Seconds since 1970.
+pub(super) fn created_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
 impl<'a> ChatCompletion<'a> {
     fn new(model: &'a str, content: String, usage: &Usage) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self {
             id: format!("chatcmpl-{}", uuid::Uuid::new_v4().simple()),
             object: "chat.completion",
-            created,
+            created: created_now(),
             model,
             choices: [Choice {
                 index: 0,

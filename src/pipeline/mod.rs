@@ -21,6 +21,7 @@ mod priority;
 pub mod ranking;
 mod redaction;
 pub mod roles;
+mod schema;
 pub mod scores;
 pub mod seq2seq;
 pub mod sparse;

@@ -13,10 +13,21 @@ use kivu::{
     repository::{Bundle, manifest::Precision},
 };
 use kivu_compiler::{Request, build};
+use serde::{Deserialize, de::DeserializeOwned};
 
 /// Fixtures folder.
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(crate::ROOT).join("tests/fixtures")
+}
+
+/// The entries of a golden file.
+pub(crate) fn golden_entries<T: DeserializeOwned>(name: &str) -> Vec<T> {
+    #[derive(Deserialize)]
+    struct Golden<T> {
+        entries: Vec<T>,
+    }
+    let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
+    serde_json::from_slice::<Golden<T>>(&golden).unwrap().entries
 }
 
 /// Path to ONNX Runtime's library, if it is installed.

@@ -161,6 +161,10 @@ class Tasks(unittest.TestCase):
             found = model(name).rank("When does the ferry leave?", TEXTS, top_k=2, return_documents=True)
             body = {"query": "When does the ferry leave?", "texts": TEXTS, "model": name, "return_text": True}
             self.assertEqual(post("/rerank", body)[:2], found)
+        ranked = [model("rank-cross").rank("ferry", TEXTS, prompt=prompt) for prompt in (None, "query: ")]
+        body = {"query": "ferry", "texts": TEXTS, "model": "rank-cross"}
+        self.assertEqual([post("/rerank", {**body, "prompt": prompt}) for prompt in (None, "query: ")], ranked)
+        self.assertNotEqual(*ranked)
         with self.assertRaisesRegex(errors.InvalidError, "expected no `prompt`, since the model compares vectors"):
             model("rank").rank("ferry", TEXTS, prompt="query: ")
         with self.assertRaisesRegex(errors.InvalidError, "expected no `instruction`, since the model compares vectors"):
@@ -180,6 +184,8 @@ class Tasks(unittest.TestCase):
     def test_tokens(self):
         for name in ("minilm", "translate-en-pt"):
             as_server(self, "/tokenize", {"inputs": TEXTS, "model": name}, model(name).tokenize(TEXTS))
+        body = {"inputs": TEXTS, "model": "minilm", "prompt": "query: "}
+        as_server(self, "/tokenize", body, model("minilm").tokenize(TEXTS, prompt="query: "))
 
     def test_descriptions(self):
         minilm = model("minilm")
