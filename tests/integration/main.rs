@@ -55,6 +55,7 @@ mod page;
 mod processors;
 mod properties;
 mod python;
+mod quality;
 mod readme;
 mod reliability;
 mod requests;
