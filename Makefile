@@ -48,6 +48,7 @@ NODE_TOOLS := $(NODE)/installed
 TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
+QUALITY_TOOLS := .kivu/quality-tools/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
@@ -178,6 +179,10 @@ measure:
 measure-tracing: PROFILE := release
 measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
 	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
+
+.PHONY: measure-quality
+measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md
+	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md
 
 # `make measure-search LAYERS=2` takes two minutes.
 LAYERS ?= 24
@@ -539,6 +544,7 @@ $(WEB_TOOLS): tests/web_function/requirements.txt
 $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
+$(QUALITY_TOOLS): benches/quality.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt

@@ -73,7 +73,7 @@ mod tokenizer_config;
 mod vocabularies;
 mod weights;
 
-use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
+use self::{cost::Comparison, hub::Fetched, plan::Build, quality::PairQuality, scratch::Scratch};
 pub use self::{
     names::load,
     plan::{LoadRuntime, Request},
@@ -96,6 +96,8 @@ pub struct Built {
     pub bundle: Bundle,
     /// The cost before and after quantization; `None` if the build did not quantize.
     pub comparison: Option<Comparison>,
+    /// Results on the requested pairs, beside the fp32 form's if the build quantized.
+    pub pairs: Option<PairQuality>,
     /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,
     /// Tasks as plausible as the bundle's, if none was requested.
@@ -131,7 +133,7 @@ fn build_from(
     let plan = plan.with_adapters_modules()?;
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
-    let bundle::Written { folder, comparison, note, other_tasks } = bundle::write(build)?;
+    let bundle::Written { folder, comparison, pairs, note, other_tasks } = bundle::write(build)?;
     destination.replace(&folder)?;
-    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note, other_tasks })
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, pairs, note, other_tasks })
 }

@@ -20,6 +20,7 @@ use super::{
     files,
     hub::{self, Fetched, RepositoryName},
     path_id::{canonical, path_id},
+    quality::Samples,
     recipes::EmbeddedRecipe,
     scratch::Scratch,
 };
@@ -186,6 +187,11 @@ impl NamedModels {
         Self { root: config.home.join("models") }
     }
 
+    /// Bundles that are only compared with others: a model's name does not refer to them.
+    pub fn for_comparison(config: &Config) -> Self {
+        Self { root: config.home.join("comparisons") }
+    }
+
     /// Finds a model's newest bundle that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: &Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
@@ -208,6 +214,14 @@ impl NamedModels {
     pub fn source_of(&self, path: &Path) -> Option<PathBuf> {
         let path = path.canonicalize().ok()?;
         folders(&self.root).iter().find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
+    }
+
+    /// The name of the model whose bundle is at `path`, among bundles built by name.
+    pub(super) fn name_of(&self, path: &Path) -> Option<String> {
+        let (path, root) = (path.canonicalize().ok()?, self.root.canonicalize().ok()?);
+        let folder = path.parent()?.parent()?;
+        let name = regular_file::read_to_string(&folder.join(NAME)).ok()?;
+        (folder.parent()? == root).then_some(name)
     }
 
     /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model
@@ -235,7 +249,7 @@ impl NamedModels {
             if out.is_dir() && Destination::new(&out).is_err() {
                 fs::remove_dir_all(&out).map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
             }
-            let built = source.build(out.clone(), None, options, tools)?;
+            let built = source.build(out.clone(), None, options, Samples::default(), tools)?;
             Outcome::Built(out, Box::new(built))
         };
         if let (NamedModel::Repository(name), Some(Fetched { is_complete: true, .. })) =
@@ -373,6 +387,7 @@ impl Prepared {
         out: PathBuf,
         name: Option<String>,
         options: &Options,
+        samples: Samples,
         tools: &Tools<'_, P>,
     ) -> Result<Built> {
         let request = Request {
@@ -383,6 +398,7 @@ impl Prepared {
             precision: options.precision,
             engine: options.engine,
             allow: options.allow.clone(),
+            samples,
             cache: tools.config.home.clone(),
         };
         build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
@@ -393,12 +409,12 @@ impl Prepared {
 pub fn build_into<P: Progress>(
     out: PathBuf,
     name: Option<String>,
-    model: &NamedModel,
+    (model, samples): (&NamedModel, Samples),
     options: &Options,
     tools: &Tools<'_, P>,
 ) -> Result<Built> {
     let destination = Destination::new(&out)?;
-    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, tools)
+    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, samples, tools)
 }
 
 impl NamedModel {

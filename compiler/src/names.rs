@@ -12,7 +12,7 @@ use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
-    repository::{bundle::MANIFEST, s3::Url},
+    repository::{Manifest, bundle::MANIFEST, s3::Url},
 };
 
 /// What a name refers to.
@@ -84,6 +84,23 @@ pub fn model(named: &Path) -> Result<Option<NamedModel>> {
         return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
     }
     Ok(text.parse().ok().map(NamedModel::Repository))
+}
+
+/// The model that the bundle at `path` was built from, as far as that is known: a folder or a recipe, an embedded recipe,
+/// or a hub repository's commit.
+pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Option<NamedModel>> {
+    let models = NamedModels::new(config);
+    if let Some(source) = models.source_of(path) {
+        return Ok(Some(NamedModel::Path(source)));
+    }
+    if let Some(name) = models.name_of(path).map(PathBuf::from) {
+        return if name.is_absolute() { Ok(Some(NamedModel::Path(name))) } else { model(&name) };
+    }
+    if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == manifest.name) {
+        return Ok(Some(NamedModel::Recipe(recipe)));
+    }
+    let from = &manifest.source.from;
+    if from.contains('@') { model(Path::new(from)) } else { Ok(None) }
 }
 
 /// Finds a bundle by name; `None` if it must be built first.

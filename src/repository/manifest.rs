@@ -219,6 +219,9 @@ pub enum Quality {
     Seq2Seq {
         /// Measured texts.
         texts: usize,
+        /// chrF2 against fp32, 0 to 100; `None` in older versions' bundles.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chrf: Option<f32>,
         /// Text similarity: twice the common words, in order, divided by the sum of both word counts.
         similarity: f32,
         /// Share of identical texts.

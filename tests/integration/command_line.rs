@@ -52,6 +52,7 @@ fn the_help_of_every_command_has_examples() {
         "ps",
         "pull",
         "push",
+        "quality",
         "rm",
         "run",
         "serve",

@@ -56,6 +56,7 @@ mod page;
 mod processors;
 mod properties;
 mod python;
+mod quality;
 mod readme;
 mod refused_models;
 mod reliability;

@@ -110,6 +110,22 @@ impl Seq2SeqPipeline {
         &self.sources.tokenizer
     }
 
+    /// Target tokenizer.
+    pub fn target_tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.target
+    }
+
+    /// The shortlist, if the model has one.
+    pub fn shortlist(&self) -> Option<&Arc<Shortlist>> {
+        self.shortlist.as_ref()
+    }
+
+    /// The same model without its shortlist.
+    #[must_use]
+    pub fn without_shortlist(&self) -> Self {
+        Self { shortlist: None, ..self.clone() }
+    }
+
     /// Settings from the bundle's manifest.
     pub fn settings(&self) -> &Seq2SeqSettings {
         &self.sources.settings
