@@ -200,6 +200,11 @@ docs: program $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation s
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
+.PHONY: measure-errors
+measure-errors: $(FIGURE_TOOLS) ## Measure the error of each matrix of all-MiniLM-L6-v2 in 8 bits, and draw it
+	cargo bench --profile dev --package kivu-cli --bench laboratory -- errors models/minilm.toml > .kivu/errors.json
+	.kivu/figures/bin/python benches/errors.py .kivu/errors.json docs/pictures/errors.svg docs/benchmarks.md
+
 # The graph in int8 that plain ONNX Runtime runs best.
 .kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program
 	$(KIVU) build $< --out $(@D) --engine onnx

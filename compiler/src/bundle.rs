@@ -10,7 +10,8 @@ use super::{
     cost::{self, Comparison},
     fast_text, files,
     format::{check_keys, open},
-    layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
+    layer_calibration::{CALIBRATION_TEXTS, Calibration, MAX_BLOCK, MIN_PRODUCTS},
+    layer_forms::LayerForms,
     onnx,
     plan::{Build, Plan},
     quality::{
@@ -74,7 +75,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
 
 /// Counts the tokens of each prompt for a model that does not pool them: as in sentence-transformers all tokens but a
 /// special one at the end.
-fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
+pub(super) fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
     let Some(counts) = &mut settings.unpooled else { return Ok(()) };
     let (tokenizer, limit) = (Tokenizer::from_json(tokenizer)?, settings.max_tokens);
     let [_, after] = tokenizer.special_ids();
@@ -222,7 +223,7 @@ impl<'a> Model<'a> {
         reason: Option<String>,
     ) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
         let plan = self.build.plan;
-        let mut graphs = self.write_graphs(precision, None)?;
+        let mut graphs = self.write_graphs(precision, LayerForms::Plain)?;
         let tokenizer = Arc::new(self.write_files(&graphs.folder)?);
         let mut settings = self.source.settings.clone();
         let mut storage = self.form(precision).storage().to_owned();
@@ -233,8 +234,8 @@ impl<'a> Model<'a> {
                 let (runtime, labels) = (self.runtime, labels.as_ref());
                 let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels };
                 let mut encoder = self.measure_encoder(parts, &graphs)?;
-                if self.form(precision) == WeightForm::NativeInt8 {
-                    let fitting = self.fit(parts, &mut graphs, &mut encoder)?;
+                if matches!(self.form(precision), WeightForm::NativeInt8 | WeightForm::NativeBlocks) {
+                    let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
                 }
                 if let Some(own) = &plan.samples.pairs {
@@ -270,19 +271,16 @@ impl<'a> Model<'a> {
     }
 
     /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
-    fn write_graphs(
-        &mut self,
-        precision: Precision,
-        calibration: Option<&Calibration>,
-    ) -> Result<WrittenGraphs> {
+    fn write_graphs(&mut self, precision: Precision, layers: LayerForms<'_>) -> Result<WrittenGraphs> {
         let Build { scratch, progress, .. } = self.build;
         let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;
         let lacks_reference = is_compared && self.reference.is_none();
-        let stage = if calibration.is_some() { "fit the layers" } else { "write the graphs" };
+        let is_fitted = matches!(layers, LayerForms::Fitted(_));
+        let stage = if is_fitted { "fit the layers" } else { "write the graphs" };
         progress.stage(stage, 1 + usize::from(lacks_reference));
         let write = |precision, name: &str| {
             let folder = files::create_folder(&scratch.join(name))?;
-            let graphs = (self.source.graphs)(precision, calibration)?;
+            let graphs = (self.source.graphs)(precision, layers)?;
             let signature = |(name, model): &(&'static str, ModelProto)| {
                 Ok((*name, Signature::declared(model.graph.as_ref().unwrap_or(&GraphProto::default()))?))
             };
@@ -294,15 +292,15 @@ impl<'a> Model<'a> {
         if lacks_reference {
             self.reference = Some(Reference { graphs: write(Precision::Fp32, "fp32")?, answers: None });
         }
-        let kind = if calibration.is_some() { "-fitted" } else { "" };
+        let kind = if is_fitted { "-fitted" } else { "" };
         write(precision, &format!("bundle-{precision}{kind}"))
     }
 
-    /// Writes an int8 encoder again, with layers that are fitted to sample texts, and keeps that form if it is better.
-    /// Returns its description.
+    /// Writes an encoder in 8 bits again, with layers that are fitted to sample texts, and keeps that form if it is
+    /// better. Returns its description.
     fn fit(
         &mut self,
-        parts: EncoderParts<'_>,
+        (parts, precision): (EncoderParts<'_>, Precision),
         graphs: &mut WrittenGraphs,
         encoder: &mut MeasuredEncoder,
     ) -> Result<String> {
@@ -310,14 +308,14 @@ impl<'a> Model<'a> {
         if model.token_products() < MIN_PRODUCTS {
             return Ok(format!("not fitted to sample texts, with less than {MIN_PRODUCTS} products a token"));
         }
-        let calibration = Calibration::record(model, |backend| {
+        let calibration = Calibration::record((model, precision), |backend| {
             ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?.run(CALIBRATION_TEXTS)
         })?;
         if !calibration.is_sufficient() {
             let tokens = calibration.tokens();
             return Ok(format!("not fitted to sample texts, which have only {tokens} tokens"));
         }
-        let fitted = self.write_graphs(Precision::Int8, Some(&calibration))?;
+        let fitted = self.write_graphs(precision, LayerForms::Fitted(&calibration))?;
         let [layers, scaled] = calibration.counts();
         if layers == 0 {
             return Ok("not fitted to sample texts, since the weights were quantized before".to_owned());
@@ -331,9 +329,15 @@ impl<'a> Model<'a> {
         }
         *graphs = WrittenGraphs { folder: graphs.folder.clone(), ..fitted };
         *encoder = found;
+        let scales = match precision {
+            Precision::Int8Blocks => {
+                format!("one scale for every {MAX_BLOCK} weights or fewer, and likewise activations")
+            }
+            _ => "up to 8 scales an output channel and a token".to_owned(),
+        };
         Ok(format!(
-            "{layers} matrices fitted to {} tokens of sample texts, with up to 8 scales an output channel and a token, \
-             and {scaled} of them with a factor an input column",
+            "{layers} matrices fitted to {} tokens of sample texts, with {scales}, and {scaled} of them with a factor an \
+             input column",
             calibration.tokens()
         ))
     }

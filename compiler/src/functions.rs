@@ -235,13 +235,7 @@ pub(super) fn quantized_linear_in_blocks(
     graph: &mut Graph,
     [input, panels, scales, _, bias, shape]: [&Value; 6],
 ) -> Value {
-    let input = in_blocks(graph, input, shape);
-    let [quantized, scale, least] = quantized(graph, &input);
-    let steps = graph.cast(&quantized, data_type::FLOAT);
-    let steps = graph.node("Mul", &[&steps, &scale], vec![]);
-    let input = graph.node("Add", &[&steps, &least], vec![]);
-    let flat = graph.integers("flat_rows", &[0, 0, -1]);
-    let input = graph.node("Reshape", &[&input, &flat], vec![]);
+    let input = rounded(graph, input, shape);
     // Scales and weights, ordered by block, input and output. ONNX Runtime computes these constants once.
     let scales = by_block(graph, scales);
     let weights = without_panels(graph, panels, shape);
@@ -276,6 +270,17 @@ pub(super) fn quantized_linear_in_wide_blocks(
     let axis = graph.integers("block_axis", &[1]);
     let product = graph.node("ReduceSum", &[&product, &axis], vec![integer("keepdims", 0)]);
     graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Rounds each token's values to 256 steps in each block; `shape` begins with the number of blocks and their size.
+pub(super) fn rounded(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+    let input = in_blocks(graph, input, shape);
+    let [quantized, scale, least] = quantized(graph, &input);
+    let steps = graph.cast(&quantized, data_type::FLOAT);
+    let steps = graph.node("Mul", &[&steps, &scale], vec![]);
+    let input = graph.node("Add", &[&steps, &least], vec![]);
+    let flat = graph.integers("flat_rows", &[0, 0, -1]);
+    graph.node("Reshape", &[&input, &flat], vec![])
 }
 
 /// Divides each token's values into blocks; `shape` begins with their number and size.

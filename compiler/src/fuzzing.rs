@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, fs, path::Path};
 use crate::{
     Recipe, bergamot, byte_pairs,
     config::ConfigFile,
-    encoder, export, fast_text, hub as hugging_face_hub, onnx, pickle,
+    encoder, export, fast_text, hub as hugging_face_hub,
+    layer_forms::LayerForms,
+    onnx, pickle,
     plan::Plan,
     seq2seq::{fairseq, generation, tokenizer_files},
     weights::Weights,
@@ -68,7 +70,7 @@ fn weights(bytes: &[u8]) {
     with_files(&files, |folder| {
         let plan = Plan { folder: folder.to_owned(), ..Plan::default() };
         if let Ok(source) = encoder::open(&plan) {
-            drop((source.graphs)(Precision::Fp32, None));
+            drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
         }
     });
 }
@@ -91,7 +93,7 @@ fn fast_text_model(bytes: &[u8]) {
         let Ok(source) = fast_text::open(&Plan { folder: folder.to_owned(), ..Plan::default() }) else {
             return;
         };
-        drop((source.graphs)(Precision::Fp32, None));
+        drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
         if let Ok(tokenizer) = Tokenizer::from_json(&source.tokenizer) {
             drop(tokenizer.ids("The Zug 電車\n7"));
         }

@@ -1,4 +1,4 @@
-//! Fits int8 layers to the values that sample texts produce: input columns of similar ranges, and weights whose rounding
+//! Fits 8-bit layers to the values that sample texts produce: input columns of similar ranges, and weights whose rounding
 //! errors cancel.
 //!
 //! The engine quantizes a token's values in a few blocks, with a scale each, so a few columns with large values cost the
@@ -16,6 +16,7 @@ use crate::quantize;
 use kivu::{
     backend::{Backend, native::NativeModel, scripted::ScriptedBackend},
     error::Result,
+    repository::manifest::Precision,
     tensor::Tensor,
 };
 use kivu_engine::{kernel::LANES, rounding};
@@ -42,6 +43,8 @@ const EXPONENTS: [f32; 6] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7];
 const MIN_RANGE: f32 = 0.05;
 /// Minimum number of inputs that share a scale.
 const MIN_BLOCK: usize = 32;
+/// Maximum number of inputs that share a scale in `int8-blocks`.
+pub(crate) const MAX_BLOCK: usize = 64;
 /// Squared error of rounded weights, as a share of the error with the nearest integers; as measured.
 const ROUNDED: f64 = 0.35;
 
@@ -65,9 +68,11 @@ pub(crate) struct Columns {
     pub(crate) factors: Vec<f32>,
 }
 
-/// An int8 model, and texts to fit its layers to.
+/// A model in 8 bits, and texts to fit its layers to.
 pub(crate) struct Calibration {
     model: Arc<NativeModel>,
+    /// `int8` or `int8-blocks`.
+    precision: Precision,
     /// Graph inputs per run.
     runs: Vec<Vec<Tensor>>,
     /// Number of tokens in all runs.
@@ -101,7 +106,7 @@ struct Observed {
 impl Calibration {
     /// Records the runs that `serve` makes on a backend with a model's graph.
     pub(crate) fn record(
-        model: NativeModel,
+        (model, precision): (NativeModel, Precision),
         serve: impl FnOnce(Arc<dyn Backend>) -> Result<()>,
     ) -> Result<Self> {
         let model = Arc::new(model);
@@ -120,7 +125,12 @@ impl Calibration {
             |inputs: &Vec<Tensor>| inputs.first().map_or(0, |ids| ids.shape().iter().product::<usize>());
         let tokens = runs.iter().map(count).sum::<usize>();
         let state = RefCell::new(State { rows, ..State::default() });
-        Ok(Self { model, runs, tokens, widths, state })
+        Ok(Self { model, precision, runs, tokens, widths, state })
+    }
+
+    /// Whether a layer with this name runs once per token, in 8 bits.
+    pub(crate) fn knows(&self, layer: &str, inputs: usize) -> bool {
+        self.widths.get(layer) == Some(&inputs)
     }
 
     /// Number of tokens in the texts.
@@ -147,10 +157,10 @@ impl Calibration {
             return Ok(fitted.clone());
         }
         let mut fitted = None;
-        if self.widths.get(name) == Some(&inputs) && !quantize::was_quantized(weight, inputs) {
+        if self.knows(name, inputs) && !quantize::was_quantized(weight, inputs) {
             let rows = self.rows(name)?;
             if rows.len() >= MIN_ROWS * inputs && rows.iter().all(|value| value.is_finite()) {
-                fitted = Some(Arc::new(fit(weight, inputs, rows)));
+                fitted = Some(Arc::new(fit(weight, (inputs, block(inputs, self.precision)), rows)));
             }
         }
         self.state.borrow_mut().fitted.insert(name.to_owned(), fitted.clone());
@@ -209,8 +219,7 @@ fn take<T: Default>(mutex: &Mutex<T>) -> T {
 }
 
 /// Fits a layer's weights, a row per output, to input rows.
-fn fit(weight: &[f32], inputs: usize, mut rows: Vec<f32>) -> FittedLayer {
-    let block = block(inputs);
+fn fit(weight: &[f32], (inputs, block): (usize, usize), mut rows: Vec<f32>) -> FittedLayer {
     let columns = choose_columns(weight, block, inputs, &rows);
     let mut weight = weight.to_vec();
     let mut bias = vec![0.0; weight.len() / inputs];
@@ -231,8 +240,13 @@ fn fit(weight: &[f32], inputs: usize, mut rows: Vec<f32>) -> FittedLayer {
     FittedLayer { columns, block, rows: quantized, bias }
 }
 
-/// Inputs that share a scale: as many as cost a layer's product a few percent.
-fn block(inputs: usize) -> usize {
+/// Inputs that share a scale: in `int8` as many as cost a layer's product a few percent, in `int8-blocks` at most
+/// [`MAX_BLOCK`].
+fn block(inputs: usize, precision: Precision) -> usize {
+    if precision == Precision::Int8Blocks {
+        let sizes = (MIN_BLOCK..=MAX_BLOCK).rev().filter(|size| size.is_multiple_of(LANES));
+        return sizes.into_iter().find(|size| inputs.is_multiple_of(*size)).unwrap_or(inputs);
+    }
     let blocks = match inputs {
         ..=512 => 2,
         513..=2048 => 4,
@@ -415,7 +429,7 @@ mod tests {
     #[test]
     fn columns_with_large_values_do_not_cost_the_others_their_precision() {
         let weight = numbers(1, OUTPUTS * INPUTS);
-        let layer = fit(&weight, INPUTS, rows(2, 500));
+        let layer = fit(&weight, (INPUTS, INPUTS / 2), rows(2, 500));
         let columns = layer.columns.as_ref().unwrap();
         assert!(columns.factors.iter().all(|factor| factor.is_normal() && *factor > 0.0), "{columns:?}");
         assert!(layer.rows.values.iter().all(|integer| *integer > i8::MIN));
@@ -433,32 +447,36 @@ mod tests {
 
     #[test]
     fn a_layer_without_weights_or_values_is_stored_as_it_is() {
-        let zeros = fit(&[0.0; OUTPUTS * INPUTS], INPUTS, rows(2, 300));
+        let zeros = fit(&[0.0; OUTPUTS * INPUTS], (INPUTS, INPUTS), rows(2, 300));
         assert!(zeros.columns.is_none() && zeros.rows.values.iter().all(|integer| *integer == 0));
         let weight = numbers(1, OUTPUTS * INPUTS);
-        let without_values = fit(&weight, INPUTS, vec![0.0; 300 * INPUTS]);
+        let without_values = fit(&weight, (INPUTS, INPUTS / 2), vec![0.0; 300 * INPUTS]);
         assert_eq!(without_values.rows, quantize::rows(&weight, without_values.block));
         assert!(without_values.bias.iter().all(|bias| *bias == 0.0));
     }
 
     #[test]
     fn blocks_divide_a_layers_inputs() {
-        for (inputs, expected) in [
-            (16, 16),
-            (32, 32),
-            (48, 48),
-            (64, 32),
-            (80, 80),
-            (96, 48),
-            (384, 192),
-            (768, 192),
-            (1536, 384),
-            (3072, 384),
-            (720, 720),
-            (736, 368),
+        for (inputs, in_int8, in_blocks) in [
+            (16, 16, 16),
+            (32, 32, 32),
+            (48, 48, 48),
+            (64, 32, 64),
+            (80, 80, 80),
+            (96, 48, 48),
+            (272, 272, 272),
+            (384, 192, 64),
+            (768, 192, 64),
+            (1536, 384, 64),
+            (3072, 384, 64),
+            (720, 720, 48),
+            (736, 368, 32),
         ] {
-            assert_eq!(block(inputs), expected, "{inputs}");
-            assert!(inputs.is_multiple_of(expected) && expected.is_multiple_of(LANES), "{inputs}");
+            let found = [Precision::Int8, Precision::Int8Blocks].map(|precision| block(inputs, precision));
+            assert_eq!(found, [in_int8, in_blocks], "{inputs}");
+            for block in found {
+                assert!(inputs.is_multiple_of(block) && block.is_multiple_of(LANES), "{inputs}");
+            }
         }
     }
 }

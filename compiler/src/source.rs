@@ -1,6 +1,6 @@
 //! A model read from its source, ready to be written as a bundle.
 
-use super::{layer_calibration::Calibration, onnx::WEIGHTS};
+use super::{layer_forms::LayerForms, onnx::WEIGHTS};
 use kivu::{
     backend::{Engine, Signature},
     error::Result,
@@ -56,8 +56,8 @@ pub const FILES: [&str; 12] = [
 /// Graphs by file name; the manifest's graph is the first.
 pub(super) type Graphs = Vec<(&'static str, ModelProto)>;
 
-/// Writes the graphs with weights in a precision; encoders in int8 for the native engine take a calibration.
-pub(super) type WriteGraphs<'a> = Box<dyn Fn(Precision, Option<&Calibration>) -> Result<Graphs> + 'a>;
+/// Writes the graphs with weights in a precision. Only encoders have layers in other than plain forms.
+pub(super) type WriteGraphs<'a> = Box<dyn Fn(Precision, LayerForms<'_>) -> Result<Graphs> + 'a>;
 
 /// A model read from its source.
 pub(super) struct Source<'a> {

@@ -3,41 +3,37 @@
 use std::ops::Range;
 
 use crate::{
-    kernel::{GROUP, Kernel, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, Sums, row_size},
+    kernel::{
+        GROUP, Kernel, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, ScaledTile, Sums,
+        row_size,
+    },
     math::{activate, largest, smallest, sum},
-    program::{Dense, InputScaling, Linear},
+    program::{Activation, Dense, InputScaling, Linear},
 };
 
 /// Quantized rows. Tiles of [`Kernel::TILE_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
 #[derive(Debug, Default)]
 pub(crate) struct Quantized {
-    ranges: Vec<BlockRange>,
+    ranges: Vec<RowRange>,
     /// In the kernel's format.
     activations: Vec<u8>,
     /// A row's block after its layer's factors and offsets.
     scaled: Vec<Lanes>,
-    tile: Box<Tile>,
+    part: Box<Part>,
 }
 
-/// A tile's results, aligned so that a register never spans two cache lines.
+/// Results of [`MAX_TILE_ROWS`] rows and a pair of panels, aligned so that a register never spans two cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Tile {
+struct Part {
     sums: [[Sums; 2]; MAX_TILE_ROWS],
     totals: [[Lanes; 2]; MAX_TILE_ROWS],
 }
 
-impl Default for Tile {
+impl Default for Part {
     fn default() -> Self {
         Self { sums: [[[0; LANES]; 2]; MAX_TILE_ROWS], totals: [[[0.0; LANES]; 2]; MAX_TILE_ROWS] }
     }
-}
-
-/// Quantization range per row and block: `value ≈ least + scale × integer`.
-#[derive(Clone, Copy, Debug, Default)]
-struct BlockRange {
-    scale: f32,
-    least: f32,
 }
 
 /// Multiplies rows by `layer`'s weights in `panels`, 16 outputs each, with bias and activation.
@@ -49,31 +45,42 @@ pub(crate) fn linear<K: Kernel>(
     scratch: &mut Quantized,
     out: &mut [f32],
 ) {
+    const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
     quantize(kernel, input, layer, scratch);
-    let blocks = layer.blocks();
+    let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
     let width = panels.len() * LANES;
-    let Quantized { ranges, activations, tile, .. } = scratch;
-    let Tile { sums, totals } = &mut **tile;
-    // All rows in a block are multiplied by a pair of panels before the next pair, so that each pair is read once.
-    for first in panels.clone().step_by(2) {
+    let Quantized { ranges, activations, part, .. } = scratch;
+    let Part { sums, totals } = &mut **part;
+    // All rows are multiplied by a pair of panels before the next pair, and many rows by a block of it before the next
+    // block, so that weights are read once.
+    for left in panels.clone().step_by(2) {
         // The last panel has no partner if their number is odd.
-        let pair = [first, (first + 1).min(panels.end - 1)];
-        let halves = 1 + pair[1] - first;
-        let tiles = ranges.chunks(K::TILE_ROWS * blocks);
-        let activations = activations.chunks(K::TILE_ROWS * blocks * row_size::<K>(layer.block));
-        for ((ranges, activations), out) in tiles.zip(activations).zip(out.chunks_mut(K::TILE_ROWS * width)) {
-            let rows = ranges.len() / blocks;
-            let by_block =
-                ranges.chunks_exact(rows).zip(activations.chunks_exact(activations.len() / blocks));
-            for (block, (ranges, activations)) in by_block.enumerate() {
-                let sums = &mut sums[..rows];
-                let weights = [weights(layer, pair[0], block), weights(layer, pair[1], block)];
-                kernel.tile(activations, weights, sums);
-                for (half, panel) in pair.into_iter().enumerate().take(halves) {
-                    let columns = (first - panels.start + half) * LANES..width;
-                    let place = (layer, panel, block);
-                    add_block(kernel, place, half, (ranges, sums), totals, (columns, &mut *out));
+        let right = (left + 1).min(panels.end - 1);
+        let columns = (left - panels.start) * LANES..(right + 1 - panels.start) * LANES;
+        for (part, out) in out.chunks_mut(MAX_TILE_ROWS * width).enumerate() {
+            let totals = &mut totals[..out.len() / width];
+            for block in 0..blocks {
+                let places = [left * blocks + block, right * blocks + block];
+                let mut tile = ScaledTile {
+                    rows: &[],
+                    ranges: &[],
+                    panels: [weights(layer, places[0]), weights(layer, places[1])],
+                    scales: [layer.scales[places[0]], layer.scales[places[1]]],
+                    column_sums: [
+                        column_sums(kernel, layer, places[0]),
+                        column_sums(kernel, layer, places[1]),
+                    ],
+                    bias: (block == 0).then(|| [layer.bias[left], layer.bias[right]]),
+                };
+                for (index, totals) in totals.chunks_mut(K::TILE_ROWS).enumerate() {
+                    let start = (part * MAX_TILE_ROWS + index * K::TILE_ROWS) * blocks + block * totals.len();
+                    tile.ranges = &ranges[start..start + totals.len()];
+                    tile.rows = &activations[start * size..(start + totals.len()) * size];
+                    kernel.add_tile(&tile, &mut sums[..totals.len()], totals);
                 }
+            }
+            for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
+                finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
             }
         }
     }
@@ -81,43 +88,32 @@ pub(crate) fn linear<K: Kernel>(
 
 /// One block within one panel.
 #[inline(always)]
-fn weights(layer: &Linear, panel: usize, block: usize) -> Panel<'_> {
-    let (place, depth) = (panel * layer.blocks() + block, layer.block / GROUP);
+fn weights(layer: &Linear, place: usize) -> Panel<'_> {
+    let depth = layer.block / GROUP;
     Panel { blocks: &layer.panels[place * depth..(place + 1) * depth], column_sums: &layer.sums[place] }
 }
 
-/// Adds the products of an input block and a panel to a tile's totals, which begin with the bias. After the last block,
-/// applies the activation and writes the outputs. Rows in `out` are `columns.end` long, written from `columns.start` on.
+/// A block's column sums, times their scales.
 #[inline(always)]
-fn add_block<K: Kernel>(
-    kernel: K,
-    (layer, panel, block): (&Linear, usize, usize),
-    half: usize,
-    (ranges, sums): (&[BlockRange], &[[Sums; 2]]),
-    totals: &mut [[Lanes; 2]],
-    (columns, out): (Range<usize>, &mut [f32]),
-) {
-    let place = panel * layer.blocks() + block;
-    let scales = kernel.load(&layer.scales[place]);
-    let column_sums = kernel.mul(kernel.load_i32(&layer.sums[place]), scales);
-    let bias = kernel.load(&layer.bias[panel]);
-    let is_last = block + 1 == layer.blocks();
-    let rows = ranges.iter().zip(sums).zip(totals).zip(out.chunks_exact_mut(columns.end));
-    for (((range, sums), totals), out) in rows {
-        let total = if block == 0 { bias } else { kernel.load(&totals[half]) };
-        let base = kernel.mul_add(kernel.splat(range.least), column_sums, total);
-        let scale = kernel.mul(kernel.splat(range.scale), scales);
-        let mut total = kernel.mul_add(kernel.load_i32(&sums[half]), scale, base);
-        if !is_last {
-            kernel.store(total, &mut totals[half]);
-            continue;
-        }
-        if let Some(function) = layer.activation {
-            total = activate(kernel, function, total);
-        }
-        if let Some(out) = out[columns.start..].first_chunk_mut() {
-            kernel.store(total, out);
-        }
+fn column_sums<K: Kernel>(kernel: K, layer: &Linear, place: usize) -> Lanes {
+    let mut scaled = [0.0; LANES];
+    kernel.store(
+        kernel.mul(kernel.load_i32(&layer.sums[place]), kernel.load(&layer.scales[place])),
+        &mut scaled,
+    );
+    scaled
+}
+
+/// Applies the activation function, and writes as many outputs as `out` has.
+#[inline(always)]
+fn finish<K: Kernel>(kernel: K, activation: Option<Activation>, totals: &[Lanes; 2], out: &mut [Lanes]) {
+    for (totals, out) in totals.iter().zip(out) {
+        let total = kernel.load(totals);
+        let value = match activation {
+            Some(function) => activate(kernel, function, total),
+            None => total,
+        };
+        kernel.store(value, out);
     }
 }
 
@@ -125,30 +121,42 @@ fn add_block<K: Kernel>(
 #[inline(always)]
 fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
     let Quantized { ranges, activations, scaled, .. } = scratch;
-    let (blocks, bytes) = (layer.blocks(), row_size::<K>(layer.block));
-    ranges.resize(input.len() / layer.block, BlockRange::default());
-    activations.resize(ranges.len() * bytes, 0);
+    let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
+    ranges.resize(input.len() / layer.block, RowRange::default());
+    activations.resize(ranges.len() * size, 0);
+    scaled.resize(layer.block / LANES, [0.0; LANES]);
     for (tile, input) in input.chunks(K::TILE_ROWS * layer.inputs).enumerate() {
         let rows = input.len() / layer.inputs;
-        // A loop: what iterator adapters call in the standard library is not compiled for the kernel.
-        for (index, values) in input.chunks_exact(layer.block).enumerate() {
-            let (row, block) = (index / blocks, index % blocks);
-            let place = tile * K::TILE_ROWS * blocks + block * rows + row;
-            let out = &mut activations[place * bytes..(place + 1) * bytes];
-            let values = values.as_chunks().0;
-            ranges[place] = match &layer.scaling {
-                None => quantize_block(kernel, extent(kernel, values), values, out),
-                Some(scaling) => {
-                    scaled.resize(values.len(), [0.0; LANES]);
-                    let extent = scale(kernel, values, scaling, (block * values.len(), &mut scaled[..]));
-                    quantize_block(kernel, extent, scaled, out)
-                }
-            };
+        // Loops: what iterator adapters call in the standard library is not compiled for the kernel.
+        for row in 0..rows {
+            let mut invalid = kernel.splat(0.0);
+            for block in 0..blocks {
+                let place = tile * K::TILE_ROWS * blocks + block * rows + row;
+                let values = &input[row * layer.inputs + block * layer.block..][..layer.block];
+                let values = values.as_chunks().0;
+                let out = &mut activations[place * size..(place + 1) * size];
+                let mut extent = Extent::new(kernel, invalid);
+                ranges[place] = match &layer.scaling {
+                    None => {
+                        extent.include_all(kernel, values);
+                        quantize_block(kernel, &extent, values, out)
+                    }
+                    Some(scaling) => {
+                        let columns = block * values.len();
+                        extent.include_scaled(kernel, values, scaling, (columns, &mut scaled[..]));
+                        quantize_block(kernel, &extent, scaled, out)
+                    }
+                };
+                invalid = extent.invalid;
+            }
+            // A row with NaN or infinite values gets the scale NaN, and so do its results.
+            let last = tile * K::TILE_ROWS * blocks + (blocks - 1) * rows + row;
+            ranges[last].scale += sum(kernel, invalid);
         }
     }
 }
 
-/// A block's smallest and largest value, zero included, and NaN if a value is NaN or infinite; per lane.
+/// A block's smallest and largest value, zero included; NaN if a value up to this block is NaN or infinite. Per lane.
 #[derive(Clone, Copy)]
 struct Extent<K: Kernel> {
     least: K::F32x16,
@@ -158,9 +166,9 @@ struct Extent<K: Kernel> {
 
 impl<K: Kernel> Extent<K> {
     #[inline(always)]
-    fn new(kernel: K) -> Self {
+    fn new(kernel: K, invalid: K::F32x16) -> Self {
         let zero = kernel.splat(0.0);
-        Self { least: zero, most: zero, invalid: zero }
+        Self { least: zero, most: zero, invalid }
     }
 
     #[inline(always)]
@@ -169,41 +177,37 @@ impl<K: Kernel> Extent<K> {
         self.most = kernel.max(lanes, self.most);
         self.invalid = kernel.mul_add(lanes, kernel.splat(0.0), self.invalid);
     }
-}
 
-#[inline(always)]
-fn extent<K: Kernel>(kernel: K, values: &[Lanes]) -> Extent<K> {
-    let mut extent = Extent::new(kernel);
-    for lanes in values {
-        extent.include(kernel, kernel.load(lanes));
+    #[inline(always)]
+    fn include_all(&mut self, kernel: K, values: &[Lanes]) {
+        for lanes in values {
+            self.include(kernel, kernel.load(lanes));
+        }
     }
-    extent
-}
 
-/// Applies a layer's factors and offsets, from `first` on, to a row's block.
-#[inline(always)]
-fn scale<K: Kernel>(
-    kernel: K,
-    values: &[Lanes],
-    scaling: &InputScaling,
-    (first, out): (usize, &mut [Lanes]),
-) -> Extent<K> {
-    let columns = scaling.factors[first..].iter().zip(&scaling.offsets[first..]);
-    let mut extent = Extent::new(kernel);
-    for ((lanes, out), (factor, offset)) in values.iter().zip(out).zip(columns) {
-        let scaled = kernel.mul_add(kernel.load(lanes), kernel.load(factor), kernel.load(offset));
-        extent.include(kernel, scaled);
-        kernel.store(scaled, out);
+    /// Applies a layer's factors and offsets, from `first` on, to a row's block.
+    #[inline(always)]
+    fn include_scaled(
+        &mut self,
+        kernel: K,
+        values: &[Lanes],
+        scaling: &InputScaling,
+        (first, out): (usize, &mut [Lanes]),
+    ) {
+        let columns = scaling.factors[first..].iter().zip(&scaling.offsets[first..]);
+        for ((lanes, out), (factor, offset)) in values.iter().zip(out).zip(columns) {
+            let scaled = kernel.mul_add(kernel.load(lanes), kernel.load(factor), kernel.load(offset));
+            self.include(kernel, scaled);
+            kernel.store(scaled, out);
+        }
     }
-    extent
 }
 
 /// Quantizes one row's block. The minimum is a float, not a whole number of steps, so that nothing is lost to
-/// zero-point rounding. A block with NaN or infinite values gets the scale NaN, and so do its row's results.
+/// zero-point rounding.
 #[inline(always)]
-fn quantize_block<K: Kernel>(kernel: K, extent: Extent<K>, values: &[Lanes], out: &mut [u8]) -> BlockRange {
-    let Extent { least, most, invalid } = extent;
-    let (least, most) = (smallest(kernel, least), largest(kernel, most));
+fn quantize_block<K: Kernel>(kernel: K, extent: &Extent<K>, values: &[Lanes], out: &mut [u8]) -> RowRange {
+    let (least, most) = (smallest(kernel, extent.least), largest(kernel, extent.most));
     let scale = (most - least) / 255.0;
     let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
     // Adding 2^23 rounds to an integer, which is then in the lowest byte.
@@ -213,7 +217,7 @@ fn quantize_block<K: Kernel>(kernel: K, extent: Extent<K>, values: &[Lanes], out
         kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
     kernel.finish_row(out);
-    BlockRange { scale: scale + sum(kernel, invalid), least }
+    RowRange { scale, least }
 }
 
 /// Multiplies rows with `width` values each by `layer`'s fp32 weights, with bias.

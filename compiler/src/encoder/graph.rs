@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     functions,
-    layer_calibration::Calibration,
+    layer_forms::LayerForms,
     layers::{
         AttentionWindow, Blocks, BucketValues, Distance, Layers, Projection, Rotation, alibi_slopes,
         attend_by_position, attention,
@@ -33,8 +33,7 @@ pub(crate) const LOGITS: &str = "logits";
 pub(super) struct GraphForm<'a> {
     pub(super) precision: Precision,
     pub(super) engine: Engine,
-    /// Fits int8 layers of the native engine to sample texts.
-    pub(super) calibration: Option<&'a Calibration>,
+    pub(super) layers: LayerForms<'a>,
 }
 
 /// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
@@ -45,10 +44,10 @@ pub(super) fn graph(
     heads: &OutputHeads,
     form: GraphForm<'_>,
 ) -> Result<ModelProto> {
-    let GraphForm { precision, engine, calibration } = form;
+    let GraphForm { precision, engine, layers: forms } = form;
     let width = config.facts.hidden;
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
-    layers.calibration = calibration;
+    layers.forms = forms;
     layers.norm = config.norm;
     if engine == Engine::Native {
         layers.graph = GraphBuilder::with_functions();

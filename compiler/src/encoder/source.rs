@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
+    layer_forms::LayerForms,
     lora::{Adapter, BaseNames},
     module_list::has_pooling,
     modules::Modules,
@@ -166,13 +167,13 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         files: labels.iter().map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone())).collect(),
         is_quantized: false,
         engine: if plan.precision == Precision::Fp32 { Engine::Onnx } else { engine },
-        graphs: Box::new(move |precision, calibration| {
+        graphs: Box::new(move |precision, layers| {
             let engine = if precision == Precision::Fp32 { Engine::Onnx } else { engine };
-            let form = GraphForm { precision, engine, calibration };
+            let form = GraphForm { precision, engine, layers };
             let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, form)?)];
             if let Some(LabelParts { config, weights, heads, .. }) = &labels {
                 // Its layers may have the same names.
-                let form = GraphForm { calibration: None, ..form };
+                let form = GraphForm { layers: LayerForms::Plain, ..form };
                 graphs.push((LABELS, graph(config, weights, heads, form)?));
             }
             Ok(graphs)
@@ -292,7 +293,7 @@ mod tests {
         fn open_for(&self, task: Option<Task>) -> Result<EncoderSettings> {
             let plan = Plan { folder: self.0.path().to_owned(), task, ..Plan::default() };
             let source = open(&plan)?;
-            (source.graphs)(Precision::Fp32, None)?;
+            (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
             match source.settings {
                 TaskSettings::Encoder(settings) => Ok(settings),
                 TaskSettings::Seq2Seq(..) => panic!("expected an encoder"),
@@ -391,7 +392,7 @@ mod tests {
             let plan = Plan { folder: model.0.path().to_owned(), ..Plan::default() };
             let source = open(&plan).unwrap();
             [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
-                let (_, graph) = (source.graphs)(precision, None).unwrap().remove(0);
+                let (_, graph) = (source.graphs)(precision, LayerForms::Plain).unwrap().remove(0);
                 let graph = graph.graph.unwrap();
                 (graph.initializer.len(), graph.node.len())
             })

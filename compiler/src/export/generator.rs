@@ -10,7 +10,7 @@ use super::{
     quantize::{check_precision, is_quantized, prepare},
 };
 use crate::{
-    layer_calibration::Calibration,
+    layer_forms::LayerForms,
     onnx,
     plan::Build,
     source::{self, WriteGraphs},
@@ -60,7 +60,7 @@ pub(crate) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> 
     let Seq2Seq { encoder, decoder } = read(&plan.folder)?;
     let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
     check_precision(plan.precision, is_quantized, &inner)?;
-    let graphs = move |precision, _: Option<&Calibration>| {
+    let graphs = move |precision, _: LayerForms<'_>| {
         let encoder = prepare(&encoder, precision, build)?;
         Ok(vec![(source::ENCODER, encoder), (source::DECODER, prepare(&decoder, precision, build)?)])
     };

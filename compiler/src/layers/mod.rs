@@ -14,7 +14,7 @@ pub(super) use self::{
 };
 use super::{
     functions,
-    layer_calibration::Calibration,
+    layer_forms::LayerForms,
     onnx::{AttributeProto, GraphBuilder, Value, float, integer},
     quantize,
     weights::{Weight, Weights},
@@ -70,8 +70,7 @@ pub(super) struct Layers<'a> {
     pub(super) precision: Precision,
     /// Weights per scale in block quantization.
     pub(super) block: usize,
-    /// Fits int8 layers of the native engine to sample texts.
-    pub(super) calibration: Option<&'a Calibration>,
+    pub(super) forms: LayerForms<'a>,
     /// Width of a token's vector.
     pub(super) hidden: usize,
     /// Normalization epsilon.
@@ -91,7 +90,7 @@ impl<'a> Layers<'a> {
             weights,
             precision,
             block: BLOCK,
-            calibration: None,
+            forms: LayerForms::Plain,
             hidden,
             epsilon,
             norm,

@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, intrinsics,
-    with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, ScaledTile, Sums, assert_product, assert_tile,
+    intrinsics, with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -77,6 +77,13 @@ impl Kernel for Avx512Vnni {
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>(rows, left, right, out) });
     }
 
+    fn add_tile(self, tile: &ScaledTile<'_>, _: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
+        assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
+        assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
+        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
+        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { add_tile::<R>(tile, totals) });
+    }
+
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         assert_product(depth, a, b, out.len());
         // SAFETY: `self` is proof that the processor has the features. The row lengths were asserted.
@@ -93,6 +100,53 @@ fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
 /// `rows` has `R` rows, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out: &mut [[Sums; 2]; R]) {
+    let store = |sums: &[[__m512i; 2]; R]| {
+        for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
+            // SAFETY: `Sums` is 64 bytes long, as is a register.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums) };
+        }
+    };
+    // SAFETY: per this function's contract.
+    unsafe { multiply(rows, [left, right], store) }
+}
+
+/// # Safety
+/// The tile has `R` rows, each with one activation per input in the panels, and a range per row.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_tile<const R: usize>(tile: &ScaledTile<'_>, totals: &mut [[Lanes; 2]; R]) {
+    let Some(ranges) = tile.ranges.first_chunk::<R>() else { unreachable!("a range per row") };
+    let add = |sums: &[[__m512i; 2]; R]| {
+        // SAFETY: `Lanes` is 64 bytes long, as is a register.
+        let load = |lanes: &Lanes| unsafe { _mm512_loadu_ps(lanes.as_ptr()) };
+        for half in 0..2 {
+            let (scales, column_sums) = (load(&tile.scales[half]), load(&tile.column_sums[half]));
+            for ((sums, range), totals) in sums.iter().zip(ranges).zip(&mut *totals) {
+                let before = match &tile.bias {
+                    Some(bias) => load(&bias[half]),
+                    None => load(&totals[half]),
+                };
+                let base = _mm512_fmadd_ps(_mm512_set1_ps(range.least), column_sums, before);
+                let scale = _mm512_mul_ps(_mm512_set1_ps(range.scale), scales);
+                let total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[half]), scale, base);
+                // SAFETY: `Lanes` is 64 bytes long, as is a register.
+                unsafe { _mm512_storeu_ps(totals[half].as_mut_ptr(), total) };
+            }
+        }
+    };
+    // SAFETY: per this function's contract.
+    unsafe { multiply(tile.rows, tile.panels.map(|panel| panel.blocks), add) }
+}
+
+/// Calls `finish` with the sums of `R` rows, in registers.
+///
+/// # Safety
+/// `rows` has `R` rows, each with one activation per input in `left` and `right`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn multiply<const R: usize>(
+    rows: &[u8],
+    [left, right]: [&[Block]; 2],
+    finish: impl FnOnce(&[[__m512i; 2]; R]),
+) {
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
     let width = left.len() * GROUP;
     for (step, (left, right)) in left.iter().zip(right).enumerate() {
@@ -111,10 +165,7 @@ unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out
             sums[1] = _mm512_dpbusd_epi32(sums[1], group, right);
         }
     }
-    for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
-        // SAFETY: `Sums` is 64 bytes long, as is a register.
-        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums) };
-    }
+    finish(&sums);
 }
 
 /// # Safety

@@ -74,6 +74,32 @@ pub struct Panel<'a> {
     pub column_sums: &'a Sums,
 }
 
+/// How a block of an activation row was quantized: `value ≈ least + scale × integer`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowRange {
+    /// Quantization step.
+    pub scale: f32,
+    /// Smallest value.
+    pub least: f32,
+}
+
+/// A block of quantized rows and of two panels, for [`Kernel::add_tile`].
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledTile<'a> {
+    /// As for [`Kernel::tile`].
+    pub rows: &'a [u8],
+    /// Per row.
+    pub ranges: &'a [RowRange],
+    /// The weights.
+    pub panels: [Panel<'a>; 2],
+    /// A scale per column.
+    pub scales: [Lanes; 2],
+    /// The panels' column sums, times these scales.
+    pub column_sums: [Lanes; 2],
+    /// What the products are added to, the same for all rows; `None` for the earlier totals.
+    pub bias: Option<[Lanes; 2]>,
+}
+
 /// Matrix rows, `stride` values apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
@@ -161,6 +187,29 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// # Panics
     /// Unless both panels have as many inputs as each row.
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]);
+
+    /// Multiplies rows by panels as [`tile`](Self::tile) does, and adds the products of the numbers that the integers
+    /// stand for to `totals`: per column `least × column sum`, then `(row scale × scale) × integer sum`, each with one
+    /// rounding after the factors in brackets. `sums` is scratch memory.
+    ///
+    /// # Panics
+    /// Unless there are as many totals and sums as ranges, and the tile's parts fit as for [`tile`](Self::tile).
+    #[inline(always)]
+    fn add_tile(self, tile: &ScaledTile<'_>, sums: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
+        assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
+        self.tile(tile.rows, tile.panels, sums);
+        let scales = [self.load(&tile.scales[0]), self.load(&tile.scales[1])];
+        let column_sums = [self.load(&tile.column_sums[0]), self.load(&tile.column_sums[1])];
+        for ((range, sums), totals) in tile.ranges.iter().zip(sums).zip(totals) {
+            let before = tile.bias.as_ref().unwrap_or(&*totals);
+            let before = [self.load(&before[0]), self.load(&before[1])];
+            for half in 0..2 {
+                let base = self.mul_add(self.splat(range.least), column_sums[half], before[half]);
+                let scale = self.mul(self.splat(range.scale), scales[half]);
+                self.store(self.mul_add(self.load_i32(&sums[half]), scale, base), &mut totals[half]);
+            }
+        }
+    }
 
     /// Multiplies one to [`MAX_ROWS`] rows, as many as `out` has, with `depth` values each, by 32 columns.
     ///

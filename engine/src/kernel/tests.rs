@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::{
     Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Plain,
-    Rows, Sums, row_size,
+    RowRange, Rows, ScaledTile, Sums, row_size,
 };
 
 /// A function's results for each kernel, the reference last.
@@ -106,10 +106,13 @@ impl Tile {
     }
 }
 
-impl KernelFn for Tile {
-    type Output = Vec<[Sums; 2]>;
-
-    fn call<K: Kernel>(self, kernel: K) -> Self::Output {
+impl Tile {
+    /// Calls `multiply` with each of the kernel's tiles: their rows, from the first to the last row's number, and panels.
+    fn each_tile<K: Kernel>(
+        &self,
+        kernel: K,
+        mut multiply: impl FnMut(&[u8], std::ops::Range<usize>, [Panel<'_>; 2]),
+    ) {
         let column_sum = |panel: &[Block], column: usize| {
             panel.iter().flat_map(|block| block[column]).map(i32::from).sum::<i32>()
         };
@@ -132,16 +135,65 @@ impl KernelFn for Tile {
             }
             kernel.finish_row(out);
         }
-        let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
         // The last tile gets all remaining bytes, so that rows that do not fit are refused.
-        let (mut rest, mut count) = (&rows[..], self.row_count);
-        for out in out.chunks_mut(K::TILE_ROWS) {
-            count -= out.len();
-            let (rows, next) = rest.split_at(if count == 0 { rest.len() } else { out.len() * row_size });
-            kernel.tile(rows, panels, out);
+        let mut rest = &rows[..];
+        for start in (0..self.row_count).step_by(K::TILE_ROWS) {
+            let end = self.row_count.min(start + K::TILE_ROWS);
+            let size = if end == self.row_count { rest.len() } else { (end - start) * row_size };
+            let (rows, next) = rest.split_at(size);
+            multiply(rows, start..end, panels);
             rest = next;
         }
+    }
+}
+
+impl KernelFn for Tile {
+    type Output = Vec<[Sums; 2]>;
+
+    fn call<K: Kernel>(self, kernel: K) -> Self::Output {
+        let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
+        self.each_tile(kernel, |rows, range, panels| kernel.tile(rows, panels, &mut out[range]));
         out
+    }
+}
+
+/// A tile whose products are added to totals: first to a bias, then again to the results.
+#[derive(Clone, Debug)]
+struct Scaled {
+    tile: Tile,
+    ranges: Vec<RowRange>,
+    scales: [Lanes; 2],
+    column_sums: [Lanes; 2],
+    bias: [Lanes; 2],
+}
+
+impl Scaled {
+    fn new(tile: Tile, numbers: &mut Numbers) -> Self {
+        let mut lanes = || [numbers.lanes(), numbers.lanes()];
+        let (scales, column_sums, bias) = (lanes(), lanes(), lanes());
+        let range = |_| RowRange { scale: numbers.floats(1, 20)[0], least: numbers.floats(1, 20)[0] };
+        let ranges = (0..tile.row_count).map(range).collect();
+        Self { tile, ranges, scales, column_sums, bias }
+    }
+}
+
+impl KernelFn for Scaled {
+    type Output = Vec<u32>;
+
+    fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
+        let Self { tile, ranges, scales, column_sums, bias } = &self;
+        let mut totals = vec![[[f32::NAN; LANES]; 2]; tile.row_count];
+        let mut sums = vec![[[0; LANES]; 2]; tile.row_count];
+        for bias in [Some(*bias), None] {
+            tile.each_tile(kernel, |rows, range, panels| {
+                // The last tile gets all remaining ranges, so that ranges that do not fit are refused.
+                let end = if range.end == tile.row_count { ranges.len() } else { range.end };
+                let (scales, column_sums, ranges) = (*scales, *column_sums, &ranges[range.start..end]);
+                let tile = ScaledTile { rows, ranges, panels, scales, column_sums, bias };
+                kernel.add_tile(&tile, &mut sums[range.clone()], &mut totals[range]);
+            });
+        }
+        bits(totals.as_flattened().as_flattened())
     }
 }
 
@@ -268,6 +320,11 @@ proptest! {
     }
 
     #[test]
+    fn added_tiles_have_the_bits_of_the_reference(tile in tile(), seed in any::<u64>()) {
+        assert_equal(&Scaled::new(tile, &mut Numbers::new(seed)));
+    }
+
+    #[test]
     fn products_have_the_bits_of_the_reference(product in product()) {
         assert_equal(&product);
     }
@@ -319,6 +376,12 @@ fn arguments_that_do_not_fit_are_refused() {
     let mut uneven = tile(2, 2, 16);
     uneven.panels[1].pop();
     assert_panics(&uneven);
+    let scaled = Scaled::new(tile(2, 2, 16), &mut Numbers::new(1));
+    assert_equal(&scaled);
+    assert_panics(&Scaled { tile: uneven, ..scaled.clone() });
+    for ranges in [vec![], scaled.ranges[..1].to_vec(), scaled.ranges.repeat(2)] {
+        assert_panics(&Scaled { ranges, ..scaled.clone() });
+    }
     let product =
         Product { depth: 3, a: vec![0.0; 8], a_stride: 5, b: vec![0.0; 98], b_stride: 33, row_count: 2 };
     assert_equal(&product);
