@@ -27,6 +27,7 @@ UV := .kivu/uv/bin/uv
 WEB := .kivu/web/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
 NODE := .kivu/node
+WASM := .kivu/wasm
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -47,6 +48,7 @@ NODE_TOOLS := $(NODE)/installed
 TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
+QUALITY_TOOLS := .kivu/quality-tools/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
@@ -178,6 +180,10 @@ measure-tracing: PROFILE := release
 measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
 	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
 
+.PHONY: measure-quality
+measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md
+	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md
+
 # `make measure-search LAYERS=2` takes two minutes.
 LAYERS ?= 24
 
@@ -301,6 +307,27 @@ addon: program ## Make the npm package for this machine, in target/addon
 	cargo build --release --locked --package kivu-node
 	python3 packaging/npm.py target/addon target/release/libkivu_node.so .kivu/onnxruntime/*
 
+.PHONY: wasm
+wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
+	$(WASM)/cargo build --profile wasm --locked --package kivu-wasm
+	cargo run --quiet --locked --manifest-path wasm/bindgen/Cargo.toml --target-dir $(WASM)/bindgen -- \
+	  target/wasm32-unknown-unknown/wasm/kivu_wasm.wasm $(WASM)/generated
+	python3 packaging/npm.py target/wasm --wasm $(WASM)/generated
+
+.PHONY: wasm-test
+wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
+	TEST_WASM=$(abspath target/wasm) TEST_WORKERD=$(abspath $(WASM))/tools/node_modules/.bin/workerd \
+	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test integration -- --nocapture wasm::
+
+$(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
+	@mkdir -p $(@D)
+	cp tests/wasm/package.json tests/wasm/package-lock.json $(@D)
+	npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(WASM)/cargo: tests/wasm/setup.py tests/arm64/setup.py
+	python3 $< $(WASM)
+
 .PHONY: measure-node
 measure-node: addon $(BUNDLE)/manifest.toml ## Measure the npm package: start, and the cost of a call
 	node benches/node.mjs target/addon $(BUNDLE)
@@ -407,7 +434,7 @@ IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # The core of Graviton2, the oldest arm64 processor of Lambda.
 EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 -L $(ARM64)/root)
 # The tests of results.
-GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
+GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: gliner2:: label_scores:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml $(WEB_TOOLS) ## Build and test for arm64, emulated on other machines
@@ -522,6 +549,7 @@ $(WEB_TOOLS): tests/web_function/requirements.txt
 $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
+$(QUALITY_TOOLS): benches/quality.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt

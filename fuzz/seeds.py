@@ -59,6 +59,8 @@ REQUESTS = [
     ("/v2/repository/models/embedding/unload", {}),
     ("/detect", {"q": "the cat"}),
     ("/v1/chat/completions", {"model": "entities", "messages": [{"role": "user", "content": "the cat"}], "labels": ["animal"], "threshold": 0.5}),
+    ("/classify", {"model": "classification", "input": ["the cat", "a dog"]}),
+    ("/tokenize", {"inputs": "the cat", "prompt": "query: "}),
 ]
 
 
@@ -292,6 +294,8 @@ def main():
     write("config", {"file": config, "environment": b"\n---\nLIMITS__TEXTS=2\nMODELS=a,b\nAUTH__KEYS=a:0,b:1\nLOG=json\nPREFIX=/a"})
     write("fast_text", {path.stem: path.read_bytes() for path in sorted((FIXTURES / "fast_text").iterdir())})
     write("graph", graphs())
+    texts_with_labels = ["person\nMail Ann_B@Mail.example.org or @ann, see https://example.org/a_b-c.", "e-mail address\nJose\u0301-Mari\u0301a \u0130stanbul \U0001f469\u200d\U0001f467 [E] [P] a--b "]
+    write("schema", {str(number): text.encode() for number, text in enumerate(texts_with_labels)})
     write("student", {"small": student()})
     names = ["▁the", "▁c", "a", "t", "at", "▁cat", ">>pt<<", "__en__"]
     names = [name.encode() for name in names]

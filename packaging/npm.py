@@ -1,9 +1,10 @@
-"""The npm packages: `kivuml`, which users install, and a package per platform with the native module.
+"""The npm packages: `kivuml`, which users install, a package per platform with the native module, and `kivuml-wasm`.
 
     python3 packaging/npm.py OUT MODULE [LIBRARY...]
+    python3 packaging/npm.py OUT --wasm FOLDER
 
 Writes to the folder OUT the package for this machine alone: `kivuml` with the native module MODULE and the files of ONNX
-Runtime in it. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
+Runtime in it; or `kivuml-wasm` with the module and the code that wasm-bindgen wrote to FOLDER. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
 """
 
 import json
@@ -18,6 +19,11 @@ ARCHITECTURES = {"x86_64": "x64", "arm64": "arm64"}
 MODULE = "kivuml.node"
 PROGRAM = "kivu.js"
 SUFFIXES = (".js", ".mjs", ".ts", ".mts")
+WASM = "kivuml.wasm"
+GLUE = "kivuml_wasm.js"
+# What `kivuml-wasm` takes from `kivuml`.
+SHARED = ("arguments.js", "errors.js", "model.js")
+SHARED_TYPES = ("types.d.ts", "native-module.d.ts")
 
 
 def platform_name(architecture):
@@ -36,7 +42,11 @@ def manifest(name=None, **fields):
     found = template()
     kept = found if name is None else {key: found[key] for key in ("description", "engines")}
     made = {"name": name or found["name"], "version": version, "license": license} | kept | fields
-    return (json.dumps(made, indent=2) + "\n").encode()
+    return as_json(made)
+
+
+def as_json(manifest):
+    return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def main_files():
@@ -56,10 +66,42 @@ def platform_manifest(architecture):
     return manifest(platform_name(architecture), **constraints)
 
 
+def wasm_files(generated):
+    """The files of `kivuml-wasm`: its own, and those that it shares with `kivuml`, as bytes."""
+    own = {file.name: file.read_bytes() for file in sorted((ROOT / "wasm/kivuml").iterdir())}
+    shared = {name: as_module((ROOT / "node/kivuml" / name).read_text()).encode() for name in SHARED}
+    types = {name: (ROOT / "node/kivuml" / name).read_bytes() for name in SHARED_TYPES}
+    made = {GLUE: (generated / GLUE).read_bytes(), WASM: (generated / "kivuml_wasm_bg.wasm").read_bytes()}
+    notices = {"README.md": (ROOT / "wasm/README.md").read_bytes(), "LICENSE": (ROOT / "LICENSE").read_bytes()}
+    template = json.loads((ROOT / "wasm/package.json").read_text())
+    released = {key: json.loads(manifest())[key] for key in ("version", "license")}
+    return own | shared | types | made | notices | {"package.json": as_json(template | released)}
+
+
+def as_module(code):
+    """CommonJS as an ECMAScript module: only the forms below are allowed."""
+    code = code.replace('"use strict";\n', "")
+    code = re.sub(r'^const native = require\("(.*)"\);$', r'import * as native from "\1";', code, flags=re.M)
+    code = re.sub(r'^const (\{[^}]*\}) = require\("(.*)"\);$', r'import \1 from "\2";', code, flags=re.M)
+    code = re.sub(r"^module\.exports = (\{[^}:.]*\});$", r"export \1;", code, flags=re.M)
+    if left := re.search(r"\brequire\(|\bmodule\.exports", code):
+        sys.exit(f"expected code that is also an ECMAScript module, but found `{left[0]}`")
+    return code
+
+
+def write_wasm(out, generated):
+    out.mkdir(parents=True)
+    for path, contents in wasm_files(generated).items():
+        (out / path).write_bytes(contents)
+
+
 def main():
     out, module, *library = map(Path, sys.argv[1:])
     if out.exists():
         shutil.rmtree(out)
+    if str(module) == "--wasm":
+        write_wasm(out, *library)
+        return
     native = {f"native/{path}": file for path, file in platform_files(module, library).items()}
     for path, file in (main_files() | native).items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)

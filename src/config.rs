@@ -51,6 +51,9 @@ const LAMBDA_MEMORY: &str = "AWS_LAMBDA_FUNCTION_MEMORY_SIZE";
 /// The memory for which Lambda provides one CPU.
 const LAMBDA_MB_PER_CPU: usize = 1769;
 
+/// The most threads that a model may have. Each takes memory, and beyond the CPUs more do not help.
+const MAX_THREADS: usize = 1024;
+
 /// Environment variables.
 pub type Variables = BTreeMap<String, String>;
 
@@ -196,7 +199,18 @@ impl Config {
             .collect()
     }
 
+    /// Refuses more threads than a process can have.
+    pub fn check_threads(&self) -> Result<()> {
+        match self.threads.map_or(0, NonZeroUsize::get) {
+            found if found > MAX_THREADS => Err(Error::config(format!(
+                "expected `threads` of at most {MAX_THREADS}, but found {found}; by default there is one for each CPU"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     fn check(&self) -> Result<()> {
+        self.check_threads()?;
         let positive = [
             ("limits.texts", self.limits.texts),
             ("limits.tokens", self.limits.tokens.unwrap_or(1)),
@@ -344,8 +358,8 @@ mod tests {
         assert_eq!(memory("1.5 GiB"), Some(3 << 29));
         assert_eq!(memory("500mb"), Some(500_000_000));
         assert_eq!(memory("123456"), Some(123_456));
-        assert_eq!(load("max_memory = 1000", &[]).unwrap().max_memory, Some(1000));
-        for wrong in ["0", "-1GB", "GB", "2XB", "1e999", "nan", "2 GB of memory"] {
+        assert_eq!(load("max_memory = 100000", &[]).unwrap().max_memory, Some(100_000));
+        for wrong in ["0", "2", "99999", "99 kB", "-1GB", "GB", "2XB", "1e999", "nan", "2 GB of memory"] {
             assert_eq!(memory(wrong), None, "{wrong}");
         }
         let half = Config { memory_limit: Some(4000), ..Config::default() };
@@ -501,5 +515,8 @@ mod tests {
         }
         let config = load("threads = 3", &[(LAMBDA_MEMORY, "128")]).unwrap();
         assert_eq!(config.threads().get(), 3, "the configured value wins");
+        assert_eq!(load("", &[("KIVU_THREADS", "1024")]).unwrap().threads().get(), 1024);
+        let error = load("", &[("KIVU_THREADS", "20000")]).unwrap_err();
+        insta::assert_snapshot!(error, @"expected `threads` of at most 1024, but found 20000; by default there is one for each CPU");
     }
 }

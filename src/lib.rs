@@ -34,16 +34,31 @@
 //! # }
 //! ```
 //!
+//! # In WebAssembly
+//! `Model::from_memory` opens a bundle whose files are in memory, and encoders run on the caller's thread. There are no
+//! servers, jobs, fleets and ONNX Runtime: `disabled.rs` files replace the modules that the rest needs.
+//!
 //! # In this crate
 //! `docs/design.md` describes the layers and their dependencies.
 
+#![cfg_attr(
+    target_family = "wasm",
+    allow(dead_code, unused_imports, reason = "used by the modules that WebAssembly lacks")
+)]
+
+#[cfg(not(target_family = "wasm"))]
 pub mod api;
+#[cfg(not(target_family = "wasm"))]
 pub mod aws;
 pub mod backend;
+#[cfg(not(target_family = "wasm"))]
 pub mod batch;
+#[cfg(not(target_family = "wasm"))]
 mod certificates;
+mod clock;
 pub mod config;
 pub mod error;
+#[cfg(not(target_family = "wasm"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod json;
@@ -51,9 +66,11 @@ mod json_schemas;
 pub mod model;
 pub mod onnx_proto;
 pub mod pipeline;
+#[cfg_attr(target_family = "wasm", path = "regular_file/disabled.rs")]
 pub mod regular_file;
 pub mod repository;
 pub mod task;
+#[cfg_attr(target_family = "wasm", path = "telemetry/disabled.rs")]
 pub mod telemetry;
 pub mod tensor;
 pub mod tokenizer;

@@ -50,6 +50,7 @@ impl Source {
         let mut config = Config::load(config.as_deref(), &Config::variables())?;
         config.home = home.unwrap_or(config.home);
         config.threads = threads.or(config.threads);
+        config.check_threads()?;
         let options = Options { task, precision, engine: engine.unwrap_or(config.engine), allow };
         kivu_compiler::load(&self.name, &options, &config)
     }

@@ -21,12 +21,14 @@ use super::{
 use kivu::{
     config::Config,
     error::{Error, Result},
+    repository::manifest::check_name,
 };
 use kivu_compiler::{
     Request, build,
     named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
     names,
     path_id::path_id,
+    quality::Samples,
 };
 
 const EXAMPLES: &str = "\
@@ -58,6 +60,13 @@ pub(super) struct Arguments {
     /// The model name in requests [default: the recipe's, or the folder's]
     #[arg(long)]
     name: Option<String>,
+    /// File with texts for the quality gate and the ranges of int8 vectors, at least 20: see `kivu quality --help`
+    /// [default: Kivu's 300]
+    #[arg(long, value_name = "FILE")]
+    texts: Option<PathBuf>,
+    /// File with pairs that the bundle and fp32 are measured on: see `kivu quality --help`
+    #[arg(long, value_name = "FILE")]
+    pairs: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -70,6 +79,8 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    // Before a folder is made of it.
+    arguments.name.as_deref().map_or(Ok(()), check_name)?;
     if !arguments.source.exists()
         && let Some(model) = names::model(&arguments.source)?
     {
@@ -93,6 +104,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if is_default && arguments.name.is_none() {
         require_own(source, &out, config)?;
     }
+    let samples = Samples::open(arguments.texts.as_deref(), arguments.pairs.as_deref())?;
     let id = if is_default { path_id(source).ok() } else { None };
     let Options { task, precision, engine, allow } = arguments.build.options(config);
     let request = Request {
@@ -103,6 +115,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         precision,
         engine,
         allow,
+        samples,
         cache: config.home.clone(),
     };
     let built = build(&request, &|| load_runtime(config), &Progress::default())?;
@@ -144,14 +157,21 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 /// the bundle by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let Arguments { source, out, name, json, build } = arguments;
+    let Arguments { source, out, name, texts, pairs, json, build } = arguments;
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
     let tools = Tools { config, runtime: &|| load_runtime(config), progress: &progress };
     let options = build.options(config);
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());
         let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
-        let built = build_into(out.clone(), name, model, &options, &tools)?;
+        let built = build_into(out.clone(), name, (model, samples), &options, &tools)?;
         return print_report(&Report::new(&built, &out, config), json);
+    }
+    if texts.is_some() || pairs.is_some() {
+        return Err(Error::config(
+            "expected `--out DIR` or `--name NAME` with `--texts` or `--pairs`, since the bundle may exist already, but found \
+             neither; set one, or measure the bundle with `kivu quality`",
+        ));
     }
     match NamedModels::new(config).build(model, &options, true, &tools)? {
         Outcome::Built(path, built) => {

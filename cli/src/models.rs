@@ -57,7 +57,7 @@ impl Row {
         let manifest = bundle.manifest();
         let bundle = match bundle.home() {
             Home::Folder(folder) => folder.clone(),
-            Home::S3(..) => bundle.path(""),
+            Home::S3(..) | Home::Memory(_) => bundle.path(""),
         };
         Self {
             name,

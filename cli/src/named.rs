@@ -17,7 +17,7 @@ use kivu::{
     repository::manifest::Precision,
 };
 use kivu_compiler::{
-    named::{Options, Outcome, Tools, size},
+    named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
     names, onnx_runtime,
 };
 
@@ -62,9 +62,28 @@ pub(super) fn load_runtime(config: &Config) -> Result<Runtime> {
 
 /// Finds a bundle by name, or builds it.
 pub(super) fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathBuf> {
+    with_tools(config, |tools| names::resolve(named, options, tools))
+}
+
+/// Finds a model's bundle that complies with the options, or builds it for comparisons only: commands that name the model
+/// do not use it.
+pub(super) fn for_comparison(model: &NamedModel, options: &Options, config: &Config) -> Result<PathBuf> {
+    match NamedModels::new(config).find(model, options)? {
+        Some(path) => Ok(path),
+        None => with_tools(config, |tools| {
+            NamedModels::for_comparison(config).build(model, options, false, tools)
+        }),
+    }
+}
+
+/// Runs `find`, which may build a bundle, and notes what it built.
+fn with_tools(
+    config: &Config,
+    find: impl FnOnce(&Tools<'_, Progress>) -> Result<Outcome>,
+) -> Result<PathBuf> {
     let progress = Progress::default();
     let runtime = || load_runtime(config);
-    let outcome = names::resolve(named, options, &Tools { config, runtime: &runtime, progress: &progress });
+    let outcome = find(&Tools { config, runtime: &runtime, progress: &progress });
     progress.clear();
     let outcome = outcome?;
     if let Outcome::Built(_, built) = &outcome {

@@ -38,6 +38,8 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     for name in &arguments.models {
         let mut removed = NamedModels::new(config).remove(name)?;
+        let compared = NamedModels::for_comparison(config).remove(name)?;
+        removed = removed.map_or(compared, |bytes| Some(bytes + compared.unwrap_or(0)));
         if removed.is_none() {
             removed = remove_bundle(name, config)?;
         }

@@ -35,14 +35,14 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 
 /// Run a model on texts, and print the results
 ///
-/// Generated texts are printed as they are, all other results as JSON objects, one line for each text. A text that
-/// fails has a line with its error, and the exit code is 1.
+/// Generated texts are printed as they are, with their line breaks; all other results, and with `--json` all results, are
+/// JSON objects, one line for each text. A text that fails has a line with its error, and the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Arguments {
     /// A model in kivu.toml, or a name as in `kivu serve`; missing models are built
     model: String,
-    /// Texts [default: lines from standard input]
+    /// Texts, or `-` for lines from standard input [default: -]
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
     /// Print generated texts as JSON objects, too
@@ -77,7 +77,7 @@ fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
         .build()
         .map_err(Error::io("cannot start the model's threads"))?;
     let mut runs = Runs { runtime, predictor: TextPredictor::new(&model, &parameters)?, json, failed: false };
-    match texts.is_empty() {
+    match texts.is_empty() || texts == ["-"] {
         true => runs.standard_input()?,
         false => runs.print(texts)?,
     }

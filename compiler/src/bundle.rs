@@ -15,8 +15,9 @@ use super::{
     onnx,
     plan::{Build, Plan},
     quality::{
-        self, SENTENCES, Shortfall,
-        compare::{is_better, qualities},
+        self, PairQuality, Pairs, Shortfall, Texts,
+        compare::{is_better, note, qualities},
+        pairs,
         served::{Answers, EncoderParts, ServedEncoder, open_native},
     },
     seq2seq,
@@ -44,6 +45,8 @@ pub(super) struct Written {
     pub(super) folder: PathBuf,
     /// Cost before and after, if the weights were quantized.
     pub(super) comparison: Option<Comparison>,
+    /// Results on the user's pairs; the other model is the fp32 form.
+    pub(super) pairs: Option<PairQuality>,
     /// Why its precision is not the default, and which head is left out.
     pub(super) note: Option<String>,
     /// Tasks as plausible as the bundle's, if none was requested.
@@ -127,6 +130,8 @@ struct Model<'a> {
     /// Note on the head that is left out.
     head: Option<String>,
     warnings: Vec<String>,
+    /// For the quality gate.
+    texts: Texts,
     /// Written and measured once, for all quantized bundles.
     reference: Option<Reference>,
 }
@@ -160,6 +165,8 @@ struct Measured {
     qualities: Vec<Quality>,
     comparison: Option<Comparison>,
     vectors: Option<VectorQuality>,
+    pairs: Option<PairQuality>,
+    note: Option<String>,
 }
 
 /// A written encoder and its quality.
@@ -197,7 +204,8 @@ impl<'a> Model<'a> {
         let head = unused_head(plan, &source)?;
         let runtime = (build.runtime)()?;
         progress.step();
-        Ok(Self { build, source, runtime, task, other_tasks, head, warnings, reference: None })
+        let texts = plan.samples.texts.clone().unwrap_or_default();
+        Ok(Self { build, source, runtime, task, other_tasks, head, warnings, texts, reference: None })
     }
 
     /// The precision to begin with: the vectors in fastText models are small and stay exact.
@@ -230,6 +238,9 @@ impl<'a> Model<'a> {
                     let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
                 }
+                if let Some(own) = &plan.samples.pairs {
+                    encoder.measured.pairs = Some(self.measure_pairs(parts, &encoder.model, own)?);
+                }
                 (MODEL, self.calibrate_vectors(encoder, &graphs.folder)?)
             }
             TaskSettings::Seq2Seq(settings, _) => {
@@ -237,7 +248,7 @@ impl<'a> Model<'a> {
                 (ENCODER, self.measure_generator(settings, &graphs)?)
             }
         };
-        let Measured { qualities, comparison, vectors } = measured;
+        let Measured { qualities, comparison, vectors, pairs, note } = measured;
         let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
@@ -254,8 +265,9 @@ impl<'a> Model<'a> {
             })
             .collect::<Result<_>>()?;
         files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-        let (note, other_tasks) = (joined(self.head.clone(), reason), self.other_tasks.clone());
-        Ok((Written { folder, comparison, note, other_tasks }, shortfall.map(|shortfall| (form, shortfall))))
+        let note = joined(joined(self.head.clone(), note), reason);
+        let written = Written { folder, comparison, pairs, note, other_tasks: self.other_tasks.clone() };
+        Ok((written, shortfall.map(|shortfall| (form, shortfall))))
     }
 
     /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
@@ -354,19 +366,21 @@ impl<'a> Model<'a> {
     ) -> Result<MeasuredEncoder> {
         let progress = self.build.progress;
         let model = ServedEncoder::open(parts, &graphs.folder, self.source.engine)?;
-        model.check()?;
+        model.check(&self.texts)?;
         let (mut measured, mut documents) = (Measured::default(), None);
         if let Some(Reference { graphs: of_reference, answers }) = &mut self.reference {
             let forms = 1 + usize::from(answers.is_none());
-            progress.stage("measure the quality", forms * SENTENCES.lines().count());
+            progress.stage("measure the quality", forms * self.texts.len());
             let reference = match answers.take() {
                 Some(answers) => answers,
-                None => ServedEncoder::open(parts, &of_reference.folder, Engine::Onnx)?.measure(progress)?,
+                None => ServedEncoder::open(parts, &of_reference.folder, Engine::Onnx)?
+                    .measure(&self.texts, progress)?,
             };
-            let built = model.measure(progress)?;
+            let built = model.measure(&self.texts, progress)?;
             let bytes = [of_reference.bytes, graphs.bytes];
             measured.comparison = Some(Comparison::new(bytes, [reference.time, built.time], built.reads));
             measured.qualities = qualities(parts.settings, [&reference, &built]);
+            measured.note = note(&reference);
             *answers = Some(reference);
             documents = Some(built.values());
         }
@@ -380,26 +394,54 @@ impl<'a> Model<'a> {
             && pipeline.settings().dense.is_some()
             && self.task == Task::FeatureExtraction
         {
-            let (ranges, quality) = calibration::calibrate(pipeline, documents, self.build.progress)?;
+            let (ranges, quality) =
+                calibration::calibrate(pipeline, documents, &self.texts, self.build.progress)?;
             files::write(&folder.join(RANGES), &ranges.to_bytes())?;
             measured.vectors = Some(quality);
         }
         Ok(measured)
     }
 
+    /// Measures an encoder on the user's pairs, and the fp32 reference if there is one.
+    fn measure_pairs(
+        &self,
+        parts: EncoderParts<'_>,
+        model: &ServedEncoder,
+        own: &Pairs,
+    ) -> Result<PairQuality> {
+        let progress = self.build.progress;
+        let reference = self.reference.as_ref().map(|Reference { graphs, .. }| {
+            pairs::figures(&ServedEncoder::open(parts, &graphs.folder, Engine::Onnx)?, own, progress)
+        });
+        Ok(PairQuality::new(own, pairs::figures(model, own, progress)?, reference.transpose()?))
+    }
+
     /// Measures a text generator.
     fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
+        let (samples, progress) = (&self.build.plan.samples, self.build.progress);
         let Some(Reference { graphs: reference, .. }) = &self.reference else {
-            quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
-            return Ok(Measured::default());
+            let model = quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
+            let pairs = samples.pairs.as_ref().map(|own| {
+                let found = quality::step_comparison::references(&model, own, progress)?;
+                Ok::<_, Error>(PairQuality::new(own, found, None))
+            });
+            return Ok(Measured { pairs: pairs.transpose()?, ..Measured::default() });
         };
-        let forms = quality::step_comparison::Forms {
-            folders: [reference.folder.as_path(), &graphs.folder],
-            bytes: [reference.bytes, graphs.bytes],
-        };
+        let folders = [reference.folder.as_path(), &graphs.folder];
+        let pair = quality::step_comparison::Forms { folders }.open(self.runtime, settings)?;
+        let bytes = [reference.bytes, graphs.bytes];
         let (quality, comparison) =
-            quality::step_comparison::measure(self.runtime, forms, settings, self.build.progress)?;
-        Ok(Measured { qualities: vec![quality], comparison: Some(comparison), vectors: None })
+            quality::step_comparison::measure(&pair, samples.texts.as_ref(), bytes, progress)?;
+        let pairs = samples.pairs.as_ref().map(|own| {
+            let [reference, built] = pair.references(own, progress)?;
+            Ok::<_, Error>(PairQuality::new(own, built, Some(reference)))
+        });
+        Ok(Measured {
+            qualities: vec![quality],
+            comparison: Some(comparison),
+            pairs: pairs.transpose()?,
+            ..Measured::default()
+        })
     }
 
     fn form(&self, precision: Precision) -> WeightForm {

@@ -3,7 +3,7 @@
 use super::{
     progress::Progress,
     quality::{
-        SENTENCES,
+        Texts,
         compare::nearest,
         served::{dense_vectors, prompt_name},
     },
@@ -21,29 +21,34 @@ use kivu::{
 
 /// Measures a model's vector ranges for documents and queries, and stored vectors' quality.
 ///
-/// `documents` are the dense vectors of the sample texts as documents, if they are known.
+/// `documents` are the dense vectors of `texts` as documents, if they are known.
 pub(super) fn calibrate(
     pipeline: &EmbeddingPipeline,
     documents: Option<Vec<Vec<f32>>>,
+    texts: &Texts,
     progress: &dyn Progress,
 ) -> Result<(Ranges, VectorQuality)> {
     let prompt = |role| pipeline.prompt(prompt_name(pipeline.settings(), role)?);
     let has_queries = prompt(TextRole::Query)? != prompt(TextRole::Document)?;
-    let vectors = |role| dense_vectors(pipeline, role, progress);
+    let vectors = |role| dense_vectors(pipeline, role, texts, progress);
     let runs = usize::from(documents.is_none()) + usize::from(has_queries);
-    progress.stage("calibrate the vectors", runs * SENTENCES.lines().count());
+    progress.stage("calibrate the vectors", runs * texts.len());
     let documents = documents.map_or_else(|| vectors(TextRole::Document), Ok)?;
     let queries = if has_queries { vectors(TextRole::Query)? } else { Vec::new() };
     let ranges = Ranges::of(&[documents.as_slice(), &queries].concat());
-    let quality = quality(&documents, &ranges)?;
+    let dimensions = documents.first().map_or(0, Vec::len);
+    let quality = quality(&documents, |wanted| Conversion::new(wanted, dimensions, Some(&ranges)))?;
     Ok((ranges, quality))
 }
 
 /// recall@10 against floating point: int8 vectors by cosine, binary vectors by Hamming distance.
-fn quality(vectors: &[Vec<f32>], ranges: &Ranges) -> Result<VectorQuality> {
+pub(super) fn quality(
+    vectors: &[Vec<f32>],
+    conversion: impl Fn(VectorType) -> Result<Conversion>,
+) -> Result<VectorQuality> {
     let dimensions = vectors.first().map_or(0, Vec::len);
     let stored = |wanted| {
-        let conversion = Conversion::new(wanted, dimensions, Some(ranges))?;
+        let conversion = conversion(wanted)?;
         let convert = |vector: &Vec<f32>| {
             let mut vector = vector.clone();
             normalize(&mut vector);
@@ -93,10 +98,14 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         let vectors: Vec<Vec<f32>> =
             (0..60).map(|_| (0..64).map(|_| random.f32() * 2.0 - 1.0).collect()).collect();
-        let found = quality(&vectors, &Ranges::of(&vectors)).unwrap();
+        let measured = |vectors: &[Vec<f32>]| {
+            let ranges = Ranges::of(vectors);
+            quality(vectors, |wanted| Conversion::new(wanted, vectors[0].len(), Some(&ranges))).unwrap()
+        };
+        let found = measured(&vectors);
         let binary = found.binary.unwrap();
         assert!(found.int8 > 0.97 && binary > 0.3 && binary < found.int8, "{found:?}");
         let odd: Vec<Vec<f32>> = vectors.iter().map(|vector| vector[..63].to_vec()).collect();
-        assert_eq!(quality(&odd, &Ranges::of(&odd)).unwrap().binary, None);
+        assert_eq!(measured(&odd).binary, None);
     }
 }

@@ -26,6 +26,7 @@ enum Format {
     StaticEmbedding,
     Gliner,
     Gliclass,
+    Gliner2,
     Seq2Seq,
     Encoder,
     Export,
@@ -38,6 +39,7 @@ pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
         Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
         Format::Gliner => Kind::Gliner,
         Format::Gliclass => Kind::Gliclass,
+        Format::Gliner2 => Kind::Gliner2,
         Format::Seq2Seq => Kind::Seq2Seq,
         Format::Export => Kind::Export,
     };
@@ -60,6 +62,7 @@ pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
         Format::StaticEmbedding => static_embedding::open(build.plan),
         Format::Gliner => encoder::open_gliner(build.plan),
         Format::Gliclass => encoder::open_gliclass(build.plan),
+        Format::Gliner2 => encoder::open_gliner2(build.plan),
         Format::Seq2Seq => seq2seq::open(build),
         Format::Encoder => encoder::open(build.plan),
         Format::Export => export::open(build),
@@ -83,6 +86,8 @@ fn format(plan: &Plan) -> Result<Format> {
         Ok(Format::Gliner)
     } else if encoder::is_gliclass(folder) {
         Ok(Format::Gliclass)
+    } else if encoder::is_gliner2(folder) {
+        Ok(Format::Gliner2)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         let found = match transformer.join(MANIFEST).is_file() {
             true => "a bundle; `kivu serve` serves it",

@@ -363,7 +363,7 @@ fn expected_error(weight: &[f32], block: usize, rows: &[f32], columns: &Columns)
                 most = most.max(scaled.abs());
                 squares += f64::from(scaled * scaled);
             }
-            sums[2] += f64::from(most / quantize::MAX_INTEGER).powi(2);
+            sums[2] += f64::from(most / rounding::MAX_INTEGER).powi(2);
             sums[3] += squares;
         }
     }

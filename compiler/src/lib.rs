@@ -75,7 +75,7 @@ mod tokenizer_config;
 mod vocabularies;
 mod weights;
 
-use self::{cost::Comparison, hub::Fetched, plan::Build, scratch::Scratch};
+use self::{cost::Comparison, hub::Fetched, plan::Build, quality::PairQuality, scratch::Scratch};
 pub use self::{
     names::load,
     plan::{LoadRuntime, Request},
@@ -88,7 +88,7 @@ pub use self::{
 use kivu::{
     error::Result,
     pipeline::Task,
-    repository::{bundle::Bundle, folder::Destination},
+    repository::{bundle::Bundle, folder::Destination, manifest::check_name},
 };
 
 /// A completed build.
@@ -98,6 +98,8 @@ pub struct Built {
     pub bundle: Bundle,
     /// The cost before and after quantization; `None` if the build did not quantize.
     pub comparison: Option<Comparison>,
+    /// Results on the requested pairs, beside the fp32 form's if the build quantized.
+    pub pairs: Option<PairQuality>,
     /// Why the precision is not the default, if the build chose it.
     pub note: Option<String>,
     /// Tasks as plausible as the bundle's, if none was requested.
@@ -120,6 +122,7 @@ fn build_from(
     runtime: LoadRuntime<'_>,
     progress: &dyn Progress,
 ) -> Result<Built> {
+    request.name.as_deref().map_or(Ok(()), check_name)?;
     let destination = Destination::new(&request.out)?;
     let mut plan = plan::plan(request, progress)?;
     if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {
@@ -132,7 +135,7 @@ fn build_from(
     let plan = plan.with_adapters_modules()?;
     let scratch = Scratch::new_in(destination.parent())?;
     let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
-    let bundle::Written { folder, comparison, note, other_tasks } = bundle::write(build)?;
+    let bundle::Written { folder, comparison, pairs, note, other_tasks } = bundle::write(build)?;
     destination.replace(&folder)?;
-    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, note, other_tasks })
+    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, pairs, note, other_tasks })
 }

@@ -6,6 +6,7 @@
 
 use std::{
     cmp::Reverse,
+    fmt,
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -19,6 +20,7 @@ use super::{
     files,
     hub::{self, Fetched, RepositoryName},
     path_id::{canonical, path_id},
+    quality::Samples,
     recipes::EmbeddedRecipe,
     scratch::Scratch,
 };
@@ -30,7 +32,7 @@ use kivu::{
     regular_file,
     repository::{
         Bundle,
-        bundle::hex,
+        bundle::{MANIFEST, hex},
         folder::Destination,
         manifest::{Manifest, Precision},
     },
@@ -81,14 +83,54 @@ impl Options {
     pub fn complies(&self, path: &Path) -> bool {
         let Ok(bundle) = Bundle::open(path) else { return false };
         let manifest = bundle.manifest();
-        self.task.is_none_or(|task| task == manifest.task)
-            && self.precision.is_none_or(|precision| precision == manifest.weights.precision)
-            && self.allow.iter().all(|key| manifest.allowed.contains(key))
+        self.contradiction(manifest).is_none()
             && match self.engine {
                 EngineChoice::Auto => true,
                 EngineChoice::Native => manifest.engine == Engine::Native,
                 EngineChoice::Onnx => manifest.engine == Engine::Onnx,
             }
+    }
+
+    /// Refuses the bundle at `path`, or a bundle in this folder, if it was built with other options. Any engine runs it.
+    /// Errors about unreadable bundles are reported when they are opened.
+    pub(super) fn require(&self, path: &Path) -> Result<()> {
+        let bundles = match path.join(MANIFEST).exists() {
+            _ if !self.select_bundles() => Vec::new(),
+            true => vec![path.to_owned()],
+            false => folders(path),
+        };
+        for path in bundles {
+            let Ok(bundle) = Bundle::open(&path) else { continue };
+            if let Some((expected, found)) = self.contradiction(bundle.manifest()) {
+                return Err(Error::config(format!(
+                    "expected {expected} of the bundle in `{}`, but found {found}; leave the option out, or name the folder \
+                     or the hub repository that the model can be built from",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there may be bundles that do not comply, whatever the engine.
+    pub(super) fn select_bundles(&self) -> bool {
+        self.task.is_some() || self.precision.is_some() || !self.allow.is_empty()
+    }
+
+    /// The first option that a bundle contradicts, and what the bundle has instead.
+    fn contradiction(&self, manifest: &Manifest) -> Option<(String, String)> {
+        let differs = |name: &str, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
+            Some((format!("the {name} `{expected}`"), format!("`{found}`")))
+        };
+        let precision = manifest.weights.precision;
+        match (self.task, self.precision) {
+            (Some(task), _) if task != manifest.task => differs("task", &task, &manifest.task),
+            (_, Some(wanted)) if wanted != precision => differs("precision", &wanted, &precision),
+            _ => {
+                let missing = self.allow.iter().find(|key| !manifest.allowed.contains(key))?;
+                Some((format!("the allowed key `{missing}`"), "none".to_owned()))
+            }
+        }
     }
 }
 
@@ -145,6 +187,11 @@ impl NamedModels {
         Self { root: config.home.join("models") }
     }
 
+    /// Bundles that are only compared with others: a model's name does not refer to them.
+    pub fn for_comparison(config: &Config) -> Self {
+        Self { root: config.home.join("comparisons") }
+    }
+
     /// Finds a model's newest bundle that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: &Options) -> Result<Option<PathBuf>> {
         let Some(id) = self.id(model)? else { return Ok(None) };
@@ -167,6 +214,14 @@ impl NamedModels {
     pub fn source_of(&self, path: &Path) -> Option<PathBuf> {
         let path = path.canonicalize().ok()?;
         folders(&self.root).iter().find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
+    }
+
+    /// The name of the model whose bundle is at `path`, among bundles built by name.
+    pub(super) fn name_of(&self, path: &Path) -> Option<String> {
+        let (path, root) = (path.canonicalize().ok()?, self.root.canonicalize().ok()?);
+        let folder = path.parent()?.parent()?;
+        let name = regular_file::read_to_string(&folder.join(NAME)).ok()?;
+        (folder.parent()? == root).then_some(name)
     }
 
     /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model
@@ -194,7 +249,7 @@ impl NamedModels {
             if out.is_dir() && Destination::new(&out).is_err() {
                 fs::remove_dir_all(&out).map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
             }
-            let built = source.build(out.clone(), None, options, tools)?;
+            let built = source.build(out.clone(), None, options, Samples::default(), tools)?;
             Outcome::Built(out, Box::new(built))
         };
         if let (NamedModel::Repository(name), Some(Fetched { is_complete: true, .. })) =
@@ -332,6 +387,7 @@ impl Prepared {
         out: PathBuf,
         name: Option<String>,
         options: &Options,
+        samples: Samples,
         tools: &Tools<'_, P>,
     ) -> Result<Built> {
         let request = Request {
@@ -342,6 +398,7 @@ impl Prepared {
             precision: options.precision,
             engine: options.engine,
             allow: options.allow.clone(),
+            samples,
             cache: tools.config.home.clone(),
         };
         build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
@@ -352,12 +409,12 @@ impl Prepared {
 pub fn build_into<P: Progress>(
     out: PathBuf,
     name: Option<String>,
-    model: &NamedModel,
+    (model, samples): (&NamedModel, Samples),
     options: &Options,
     tools: &Tools<'_, P>,
 ) -> Result<Built> {
     let destination = Destination::new(&out)?;
-    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, tools)
+    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, samples, tools)
 }
 
 impl NamedModel {

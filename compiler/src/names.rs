@@ -12,7 +12,7 @@ use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
-    repository::{bundle::MANIFEST, s3::Url},
+    repository::{Manifest, bundle::MANIFEST, s3::Url},
 };
 
 /// What a name refers to.
@@ -28,6 +28,13 @@ impl Location {
     /// a built-in recipe, a hub repository.
     pub fn of(named: &Path, options: &Options, config: &Config) -> Result<Self> {
         if Url::of(named).is_some() {
+            if options.select_bundles() {
+                return Err(Error::config(format!(
+                    "expected no task, precision or allowed keys for `{}`, whose bundles are built already, but found \
+                     some; leave the options out",
+                    named.display()
+                )));
+            }
             return Ok(Self::Bundle(named.to_owned()));
         }
         if named.exists() {
@@ -36,10 +43,11 @@ impl Location {
                 .iter()
                 .any(|file| named.join(file).is_file())
                 && !named.join(MANIFEST).exists();
-            return Ok(match is_recipe || is_source {
-                true => Self::Model(NamedModel::Path(named.to_owned())),
-                false => Self::Bundle(named.to_owned()),
-            });
+            if is_recipe || is_source {
+                return Ok(Self::Model(NamedModel::Path(named.to_owned())));
+            }
+            options.require(named)?;
+            return Ok(Self::Bundle(named.to_owned()));
         }
         let bundle = config.find_bundle(named.to_owned());
         let is_known = bundle != named;
@@ -76,6 +84,23 @@ pub fn model(named: &Path) -> Result<Option<NamedModel>> {
         return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
     }
     Ok(text.parse().ok().map(NamedModel::Repository))
+}
+
+/// The model that the bundle at `path` was built from, as far as that is known: a folder or a recipe, an embedded recipe,
+/// or a hub repository's commit.
+pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Option<NamedModel>> {
+    let models = NamedModels::new(config);
+    if let Some(source) = models.source_of(path) {
+        return Ok(Some(NamedModel::Path(source)));
+    }
+    if let Some(name) = models.name_of(path).map(PathBuf::from) {
+        return if name.is_absolute() { Ok(Some(NamedModel::Path(name))) } else { model(&name) };
+    }
+    if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == manifest.name) {
+        return Ok(Some(NamedModel::Recipe(recipe)));
+    }
+    let from = &manifest.source.from;
+    if from.contains('@') { model(Path::new(from)) } else { Ok(None) }
 }
 
 /// Finds a bundle by name; `None` if it must be built first.

@@ -10,6 +10,7 @@ use super::{
     lora,
     module_list::has_pooling,
     progress::Progress,
+    quality::Samples,
     recipe::{Prompts, QualityFloor, Recipe, Strategy},
     sentence_transformers::transformer_folder,
 };
@@ -41,6 +42,8 @@ pub struct Request {
     pub engine: EngineChoice,
     /// Keys in the model's files that the build ignores at the user's risk, though they may change results.
     pub allow: Vec<String>,
+    /// Texts and pairs to measure the bundle with.
+    pub samples: Samples,
     /// Folder for downloaded packages.
     pub cache: PathBuf,
 }
@@ -75,6 +78,7 @@ pub(super) struct Plan {
     pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
     pub(super) floor: QualityFloor,
+    pub(super) samples: Samples,
     /// Keys in the model's files that are ignored, though they may change results.
     pub(super) allow: Vec<String>,
 }
@@ -160,6 +164,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
+        samples: request.samples.clone(),
         allow: request.allow.clone(),
         ..Plan::default()
     })
@@ -170,7 +175,8 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let recipe = Recipe::open(path)?;
     if let Some(task) = request.task.filter(|task| *task != recipe.task) {
         return Err(Error::config(format!(
-            "expected the recipe's task `{}`, but found `--task {task}`",
+            "expected the recipe's task `{}`, but found `--task {task}`; for another task, name the model's folder or hub \
+             repository instead of the recipe",
             recipe.task
         )));
     }
@@ -196,6 +202,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         is_precision_fixed: precision.is_some(),
         engine: request.engine,
         floor: recipe.quality,
+        samples: request.samples.clone(),
         allow: [&recipe.allow[..], &request.allow].concat(),
     })
 }

@@ -1,9 +1,10 @@
 //! Symmetric 8-bit quantization with one scale per row.
 
-use kivu_engine::kernel::{GROUP, LANES};
+use kivu_engine::{
+    kernel::{GROUP, LANES},
+    rounding::MAX_INTEGER,
+};
 
-/// Maximum magnitude in symmetric 8-bit quantization.
-pub(super) const MAX_INTEGER: f32 = 127.0;
 /// Tolerance for quotients of two rounded values to count as whole numbers.
 const TOLERANCE: f32 = 1e-3;
 /// Among previously quantized values, the smallest is assumed to be at most this many steps.

@@ -110,6 +110,12 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     let settings = match settings {
         TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
         TaskSettings::Encoder(EncoderSettings::Embedding(_)) => return vec![Task::FeatureExtraction],
+        // GLiNER2 has heads for both tasks.
+        TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings))
+            if settings.schema_token.is_some() =>
+        {
+            return vec![Task::TokenClassification, Task::ZeroShotClassification];
+        }
         TaskSettings::Encoder(
             EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
         ) => return vec![Task::TokenClassification],

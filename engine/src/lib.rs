@@ -8,6 +8,7 @@
 
 pub mod array;
 mod attention;
+mod counted_labels;
 mod distances;
 pub mod kernel;
 mod linear;

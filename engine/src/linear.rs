@@ -239,7 +239,8 @@ pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &D
         for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
             for (column, out) in out.iter_mut().enumerate().skip(whole) {
                 let weights = layer.weights[column..].iter().step_by(outputs);
-                *out = row.iter().zip(weights).fold(0.0, |sum, (value, weight)| value.mul_add(*weight, sum));
+                let products = row.iter().zip(weights);
+                *out = products.fold(0.0, |sum, (value, weight)| kernel.mul_add_one(*value, *weight, sum));
             }
             if let Some(bias) = &layer.bias {
                 out.iter_mut().zip(bias.iter()).for_each(|(out, bias)| *out += bias);

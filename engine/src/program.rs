@@ -303,6 +303,8 @@ pub struct SpanHead {
     pub width: usize,
     /// The id of the token before each label; `None` if runs have the labels' vectors.
     pub marker: Option<u32>,
+    /// The id of the token in front of all labels, in heads that read its vector.
+    pub schema: Option<u32>,
     /// Recurrent layers over a text's words.
     pub layers: Vec<Lstm>,
     /// What is scored for each word and label.
@@ -320,6 +322,9 @@ pub enum Scorer {
     Words(WordScorer),
     /// The text, which is the only word (GLiClass).
     Texts(TextScorer),
+    /// The label, whose vector the text has contributed to: two layers, the first with positive outputs, the last with
+    /// one output and zeros up to [`COLUMNS`](crate::kernel::COLUMNS) (GLiNER2).
+    Labels([Dense; 2]),
 }
 
 /// Layers that score spans.
@@ -327,11 +332,86 @@ pub enum Scorer {
 pub struct SpanScorer {
     /// Maximum number of words in a span.
     pub longest: usize,
-    /// Layers on a label's vector: two, and from their result to its factors and to its bias.
-    pub labels: [Dense; 4],
+    /// From a label's vector to the one that spans are compared with.
+    pub labels: LabelLayers,
+    /// From that vector to its factors and to its bias.
+    pub factors: [Dense; 2],
     /// Layers on a word's vector, for spans that begin and that end with it.
     pub sides: [[Dense; 3]; 2],
 }
+
+/// Layers on label vectors in front of a span scorer.
+#[derive(Debug)]
+pub enum LabelLayers {
+    /// Two layers; the first has positive outputs (GLiNER).
+    Plain([Dense; 2]),
+    /// A recurrent step and further layers (GLiNER2).
+    Counted(Box<CountedLabels>),
+}
+
+/// GLiNER2's layers on label vectors: the first step of a recurrent layer that has a step per instance, and layers on its
+/// result.
+#[derive(Debug)]
+pub struct CountedLabels {
+    /// Two layers on the schema token's vector, the first with positive outputs: a logit per number of instances. A text
+    /// whose likeliest number is 0 has no spans.
+    pub counts: [Dense; 2],
+    /// The step's own contribution to the gates reset, update and new state.
+    pub step: Array<f32>,
+    /// From a label's vector, which is the state before the step, to the same gates.
+    pub gates: Dense,
+    /// Layers after the step.
+    pub mixing: Mixing,
+}
+
+/// Layers on the state after a recurrent step.
+#[derive(Debug)]
+pub enum Mixing {
+    /// Two layers on the state and the label's vector, one after the other; the first has positive outputs.
+    Joined([Dense; 2]),
+    /// Attention among a text's labels.
+    Attention(Box<LabelTransformer>),
+    /// A sum of experts, weighted by a router.
+    Experts(Box<Experts>),
+}
+
+/// A transformer over a text's labels. It reads sums of state and label vector.
+#[derive(Debug)]
+pub struct LabelTransformer {
+    /// Number of attention heads.
+    pub heads: usize,
+    /// To its width.
+    pub input: Dense,
+    /// Its layers.
+    pub layers: Vec<LabelTransformerLayer>,
+    /// Three layers on its result and on its own input, one after the other; all but the last have positive outputs.
+    pub output: [Dense; 3],
+}
+
+/// A transformer layer with normalizations after attention and feed-forward layers.
+#[derive(Debug)]
+pub struct LabelTransformerLayer {
+    /// To queries, keys and values.
+    pub projection: Dense,
+    /// From attended values.
+    pub output: Dense,
+    /// After attention, and after the feed-forward layers.
+    pub norms: [Norm; 2],
+    /// Feed-forward layers; the first has positive outputs.
+    pub feed_forward: [Dense; 2],
+}
+
+/// Experts, and the layers that weigh them.
+#[derive(Debug)]
+pub struct Experts {
+    /// Two layers with GELU between them: a logit per expert.
+    pub router: [Dense; 2],
+    /// Two layers with GELU between them.
+    pub experts: Vec<[Dense; 2]>,
+}
+
+/// Logit of spans in texts that have no instance by count: its sigmoid is 0.
+pub const ABSENT: f32 = -1e4;
 
 /// Layers that score words. A word and a label each have two vectors: the second vectors' product passes a layer, and both
 /// first vectors contribute to its result.

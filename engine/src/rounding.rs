@@ -18,7 +18,7 @@ const PASSES: usize = 4;
 /// Share of the mean square input that is added to each input's own, since the inputs are a sample.
 const DAMPING: f32 = 0.01;
 /// Maximum magnitude of an integer.
-const MAX_INTEGER: f32 = 127.0;
+pub const MAX_INTEGER: f32 = 127.0;
 /// Multiplications that are worth a thread.
 const THREAD_PRODUCTS: usize = 1 << 24;
 

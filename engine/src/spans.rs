@@ -3,13 +3,14 @@
 //! Words and labels are selected from a text's tokens. Words pass bidirectional LSTM layers. In a head that scores
 //! spans, each word then has one part for spans that begin with it, and one for spans that end with it; a
 //! span's score for a label is the product of the parts' positive sum and the label's vector. Heads that score words are
-//! in `word_scores.rs`, and heads that score whole texts in `text_scores.rs`.
+//! in `word_scores.rs`, and heads that score whole texts in `text_scores.rs`; GLiNER2's layers on labels are in
+//! `counted_labels.rs`.
 
 use crate::{
     kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
     linear::dense,
     math::{activate, sigmoid},
-    program::{Activation, Dense, Lstm, Scorer, SpanHead, SpanScorer},
+    program::{ABSENT, Activation, Dense, LabelLayers, Lstm, Scorer, SpanHead, SpanScorer},
 };
 
 /// Buffers for one text. Other texts reuse them.
@@ -21,6 +22,8 @@ pub(crate) struct Spans {
     pub(crate) tokens: usize,
     /// A row per label.
     pub(crate) labels: Vec<f32>,
+    /// The schema token's row, in heads that read it.
+    pub(crate) schema: Vec<f32>,
     pub(crate) hidden: Vec<f32>,
     pub(crate) outputs: Vec<f32>,
     pub(crate) starts: Vec<f32>,
@@ -43,6 +46,7 @@ impl SpanHead {
             Scorer::Spans(scorer) => scorer.score(kernel, self.width, buffers, out),
             Scorer::Words(scorer) => scorer.score(kernel, self.width, buffers, out),
             Scorer::Texts(scorer) => scorer.score(kernel, self.width, buffers, out),
+            Scorer::Labels(layers) => score_labels(kernel, layers, self.width, buffers, out),
         }
     }
 }
@@ -51,10 +55,22 @@ impl SpanScorer {
     /// Writes a text's scores by first word, label and word count.
     #[inline(always)]
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
-        let [first, second, columns, bias] = &self.labels;
-        let count = labels.len() / width;
-        two_layers(kernel, [first, second], labels, (width, &mut *hidden), outputs);
+        let count = buffers.labels.len() / width;
+        let has_spans = match &self.labels {
+            LabelLayers::Plain([first, second]) => {
+                let Spans { labels, hidden, outputs, .. } = buffers;
+                two_layers(kernel, [first, second], labels, (width, hidden), outputs);
+                true
+            }
+            LabelLayers::Counted(layers) => layers.write(kernel, width, buffers),
+        };
+        if !has_spans {
+            out.clear();
+            out.resize(buffers.words.len() / width * count * self.longest, ABSENT);
+            return;
+        }
+        let Spans { words, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
+        let [columns, bias] = &self.factors;
         apply(kernel, bias, outputs, width, biases);
         apply(kernel, columns, outputs, width, hidden);
         let wide = columns.outputs;
@@ -170,7 +186,7 @@ impl Lstm {
 }
 
 #[inline(always)]
-fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
+pub(crate) fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
     for lanes in values.as_chunks_mut::<LANES>().0 {
         kernel.store(activate(kernel, Activation::Tanh, kernel.load(lanes)), lanes);
     }
@@ -183,9 +199,26 @@ pub(crate) fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: u
     dense(kernel, input, width, layer, out);
 }
 
+/// Writes a score per label, for each word.
+#[inline(always)]
+fn score_labels<K: Kernel>(
+    kernel: K,
+    [first, second]: &[Dense; 2],
+    width: usize,
+    buffers: &mut Spans,
+    out: &mut Vec<f32>,
+) {
+    let Spans { words, labels, hidden, outputs, .. } = buffers;
+    two_layers(kernel, [first, second], labels, (width, hidden), outputs);
+    out.clear();
+    for _ in words.chunks_exact(width) {
+        out.extend(outputs.chunks_exact(second.outputs).map(|scores| scores[0]));
+    }
+}
+
 /// Applies two layers; the first has positive outputs.
 #[inline(always)]
-fn two_layers<K: Kernel>(
+pub(crate) fn two_layers<K: Kernel>(
     kernel: K,
     [first, second]: [&Dense; 2],
     input: &[f32],
@@ -194,6 +227,22 @@ fn two_layers<K: Kernel>(
 ) {
     apply(kernel, first, input, width, hidden);
     hidden.iter_mut().for_each(positive);
+    apply(kernel, second, hidden, first.outputs, out);
+}
+
+/// Applies two layers, with GELU between them.
+#[inline(always)]
+pub(crate) fn two_layers_with_gelu<K: Kernel>(
+    kernel: K,
+    [first, second]: &[Dense; 2],
+    input: &[f32],
+    (width, hidden): (usize, &mut Vec<f32>),
+    out: &mut Vec<f32>,
+) {
+    apply(kernel, first, input, width, hidden);
+    for lanes in hidden.as_chunks_mut::<LANES>().0 {
+        kernel.store(activate(kernel, Activation::Gelu, kernel.load(lanes)), lanes);
+    }
     apply(kernel, second, hidden, first.outputs, out);
 }
 

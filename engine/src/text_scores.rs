@@ -5,9 +5,8 @@
 
 use crate::{
     kernel::{Kernel, LANES},
-    math::activate,
-    program::{Activation, Dense, PairLayers, PairScorer, TextScorer},
-    spans::{Spans, apply, positive},
+    program::{PairLayers, PairScorer, TextScorer},
+    spans::{Spans, apply, positive, two_layers_with_gelu},
 };
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.
@@ -23,7 +22,7 @@ impl TextScorer {
             words.iter_mut().for_each(|value| *value /= count);
         }
         for (layers, rows) in [(&self.text, &mut *words), (&self.label, &mut *labels)] {
-            project(kernel, layers, rows, (width, &mut *hidden), outputs);
+            two_layers_with_gelu(kernel, layers, rows, (width, &mut *hidden), outputs);
             std::mem::swap(rows, outputs);
             if self.scale.is_some() {
                 rows.chunks_exact_mut(width).for_each(normalize);
@@ -68,22 +67,6 @@ impl PairLayers {
     }
 }
 
-/// Applies two layers, with GELU between them.
-#[inline(always)]
-fn project<K: Kernel>(
-    kernel: K,
-    [first, second]: &[Dense; 2],
-    input: &[f32],
-    (width, hidden): (usize, &mut Vec<f32>),
-    out: &mut Vec<f32>,
-) {
-    apply(kernel, first, input, width, hidden);
-    for lanes in hidden.as_chunks_mut::<LANES>().0 {
-        kernel.store(activate(kernel, Activation::Gelu, kernel.load(lanes)), lanes);
-    }
-    apply(kernel, second, hidden, first.outputs, out);
-}
-
 #[inline(always)]
 fn normalize(row: &mut [f32]) {
     let length = dot(row, row).sqrt() + EPSILON;
@@ -107,7 +90,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::{COLUMNS, InstructionSet, KernelFn},
-        program::WordScorer,
+        program::{Dense, WordScorer},
     };
 
     const WIDTH: usize = 16;

@@ -1,6 +1,7 @@
 "use strict";
 
 const { classes } = require("./errors.js");
-const { Model, load } = require("./model.js");
+const { load } = require("./load.js");
+const { Model } = require("./model.js");
 
 module.exports = { ...classes, Model, load };

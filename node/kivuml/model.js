@@ -1,35 +1,23 @@
 "use strict";
-// Models.
-
-const { fileURLToPath } = require("node:url");
+// Models, in Node.js and in WebAssembly: `native.js` is another one there.
 
 const { asJson, asList, asOptions, asText, quoted, typeName } = require("./arguments.js");
 const { classes, fromNative, wrongType } = require("./errors.js");
 const native = require("./native.js");
 
-/** Texts that one call of the native module runs. */
-const BATCH = 1024;
+/** Texts that one call of the native module runs: fewer in WebAssembly, which occupies the event loop. */
+const BATCH = native.batch ?? 1024;
 /** The same for generated texts, which take longer. */
 const GENERATED = 64;
 const ARRAYS = { float32: Float32Array, int8: Int8Array, uint8: Uint8Array, binary: Int8Array, ubinary: Uint8Array };
 /** Options of calls that run batches. */
 const RUN = /** @type {const} */ (["signal", "onProgress"]);
-/** Only `load` has it, so that nothing else constructs models. */
+/** Only `opened` has it, so that nothing else constructs models. */
 const OPENED = Symbol("opened");
 
 /** @typedef {import("./index").Model} Declared */
 /** @typedef {import("./native-module").Cancellation} Cancellation */
 /** @typedef {{ signal?: AbortSignal, onProgress?: (done: number, total: number) => void }} Run */
-
-/** @type {typeof import("./index").load} */
-async function load(name, options) {
-  const path = /** @type {unknown} */ (name) instanceof URL ? fileURLToPath(name) : name;
-  if (typeof path !== "string") throw wrongType(`expected \`name\` to be a string or a URL, but found ${typeName(name)}`);
-  const known = /** @type {const} */ (["task", "precision", "engine", "threads", "home", "config", "allow", "signal"]);
-  const { signal, ...settings } = asOptions(options, known);
-  const json = asJson(settings);
-  return new Model(OPENED, await cancellable(signal, (cancellation) => native.load(path, json, cancellation)));
-}
 
 /** @implements {Declared} */
 class Model {
@@ -245,9 +233,9 @@ class Model {
    * @returns {Promise<any>}
    */
   async tokenize(texts, options) {
-    const known = /** @type {const} */ (["promptName", "addSpecialTokens", ...RUN]);
-    const { promptName, addSpecialTokens, ...run } = asOptions(options, known);
-    const parameters = { prompt_name: promptName, add_special_tokens: addSpecialTokens };
+    const known = /** @type {const} */ (["promptName", "prompt", "instruction", "addSpecialTokens", ...RUN]);
+    const { promptName, addSpecialTokens, prompt, instruction, ...run } = asOptions(options, known);
+    const parameters = { prompt_name: promptName, prompt, instruction, add_special_tokens: addSpecialTokens };
     return this.#each("tokenize", asList(texts, "texts"), parameters, run);
   }
 
@@ -311,6 +299,15 @@ class Model {
 if (Symbol.dispose) Object.defineProperty(Model.prototype, Symbol.dispose, { value: Model.prototype.close });
 
 /**
+ * A model of the native module.
+ *
+ * @param {import("./native-module").Model} model
+ */
+function opened(model) {
+  return new Model(OPENED, model);
+}
+
+/**
  * Runs a call that ends with the signal's reason once it is aborted.
  *
  * @template T
@@ -372,4 +369,4 @@ function joined(parts, type) {
   return all;
 }
 
-module.exports = { Model, load };
+module.exports = { Model, cancellable, opened };

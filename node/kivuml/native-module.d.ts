@@ -25,6 +25,8 @@ export interface TokenVectors {
   width: number;
 }
 
+/** Texts per call, if it is not the default. */
+export const batch: number | undefined;
 export function load(name: string, options: string, cancellation?: Cancellation): Promise<Model>;
 export function command(interpreter: string[], argv: string[]): number;
 export function addPackage(folder: string): void;

@@ -7,8 +7,8 @@ use std::{
 
 use kivu::pipeline::vectors::StoredVector;
 use kivu_bindings::{
-    Source, classify, describe, encode, entities, generate, multi_vectors, on_thread, rank, sparse, to_json,
-    tokenize, translate, zero_shot,
+    Source, classify, describe, encode, entities, generate, joined, multi_vectors, on_thread, rank, sparse,
+    to_json, tokenize, translate, zero_shot,
 };
 use napi::{
     Either, Env, JsString,
@@ -108,15 +108,12 @@ impl Model {
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
         let work = self.run(|model| async move {
-            let vectors = multi_vectors(&model, &parameters, texts.texts()?).await?;
-            let counts = vectors.iter().map(|text| text.len() as u32).collect();
-            let width = vectors.iter().flatten().next().map_or(0, Vec::len) as u32;
-            Ok((vectors.into_iter().flatten().collect::<Vec<_>>().concat(), counts, width))
+            Ok(kivu_bindings::TokenVectors::new(multi_vectors(&model, &parameters, texts.texts()?).await?))
         });
-        promise(env, cancellation, work, |(values, counts, width)| TokenVectors {
-            values: values.into(),
-            counts,
-            width,
+        promise(env, cancellation, work, |found| TokenVectors {
+            values: found.values.into(),
+            counts: found.counts,
+            width: found.width,
         })
     }
 
@@ -280,22 +277,5 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Vectors of one format as a single one.
-fn joined(vectors: Vec<StoredVector>) -> StoredVector {
-    let (mut floats, mut signed, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-    for vector in vectors {
-        match vector {
-            StoredVector::Float(values) => floats.push(values),
-            StoredVector::Int8(values) => signed.push(values),
-            StoredVector::Uint8(values) => bytes.push(values),
-        }
-    }
-    match (signed.is_empty(), bytes.is_empty()) {
-        (true, true) => StoredVector::Float(floats.concat()),
-        (false, _) => StoredVector::Int8(signed.concat()),
-        (true, false) => StoredVector::Uint8(bytes.concat()),
     }
 }

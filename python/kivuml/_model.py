@@ -460,16 +460,29 @@ class Model:
     generate = summarize
 
     def tokenize(
-        self, texts: str | Texts, *, prompt_name: str | None = None, add_special_tokens: bool = True
+        self,
+        texts: str | Texts,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        instruction: str | None = None,
+        add_special_tokens: bool = True,
     ) -> Any:
         """Returns each text's tokens.
 
         Args:
             texts: A text or any number of texts.
             prompt_name: The prompt to put before each text.
+            prompt: A text to put before each text, instead of one of the model's prompts.
+            instruction: Replaces the instruction in the model's prompt for queries, if it has one.
             add_special_tokens: Whether the model's special tokens are added.
         """
-        parameters = {"prompt_name": prompt_name, "add_special_tokens": add_special_tokens}
+        parameters = {
+            "prompt_name": prompt_name,
+            "prompt": prompt,
+            "instruction": instruction,
+            "add_special_tokens": add_special_tokens,
+        }
         return self._each(_parsed(self._native.tokenize), texts, parameters, False)
 
     def _each(self, run: Any, texts: Any, parameters: dict[str, Any], show_progress: bool, size: int = _BATCH) -> Any:

@@ -14,7 +14,7 @@ from .errors import InvalidError
 
 
 class SentenceTransformer:
-    """A model with `encode` and its siblings as in sentence-transformers; tensors are not supported.
+    """A model with `encode` and its siblings as in sentence-transformers 5; tensors are not supported.
 
     Args:
         model_name_or_path: A model, or its name for `load`.
@@ -22,7 +22,7 @@ class SentenceTransformer:
         options: Options for `load`.
     """
 
-    def __init__(self, model_name_or_path: Model | str, truncate_dim: int | None = None, **options: Any) -> None:
+    def __init__(self, model_name_or_path: Model | str, *, truncate_dim: int | None = None, **options: Any) -> None:
         if isinstance(model_name_or_path, Model):
             self.model = model_name_or_path
         else:
@@ -33,53 +33,83 @@ class SentenceTransformer:
     def max_seq_length(self) -> int:
         return self.model.max_tokens
 
+    def get_embedding_dimension(self) -> int | None:
+        dimensions = self.model.dimensions
+        return min(dimensions, self.truncate_dim or dimensions) if dimensions else dimensions
+
     def get_sentence_embedding_dimension(self) -> int | None:
-        return self.truncate_dim or self.model.dimensions
+        return self.get_embedding_dimension()
 
     def encode(
         self,
-        sentences: Any,
+        inputs: Any = None,
         prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        output_value: str = "sentence_embedding",
+        output_value: str | None = "sentence_embedding",
         precision: Any = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: Any = None,
+        chunk_size: int | None = None,
+        **options: Any,
     ) -> Any:
         """Embeds texts. `batch_size` has no effect: texts are batched without padding."""
+        inputs = options.pop("sentences", inputs)  # Its name before version 5.4.
+        if options:
+            raise InvalidError(f"expected options of `encode` in sentence-transformers, but found `{min(options):.40}`")
+        for name, value in {"pool": pool, "chunk_size": chunk_size}.items():
+            if value is not None:
+                raise InvalidError(f"expected no `{name}`, but found one; the model runs in this process, on all CPUs")
+        if device is not None and str(device) != "cpu":
+            raise InvalidError("expected `device` to be `cpu`, but found another one")
         if convert_to_tensor:
             raise InvalidError("expected `convert_to_tensor` false, but found true; make a tensor with `torch.from_numpy`")
         if output_value != "sentence_embedding":
             raise InvalidError("expected `output_value` to be `sentence_embedding`; see `Model.multi_vectors` for others")
-        if not isinstance(sentences, str) and hasattr(sentences, "__len__") and not len(sentences):
-            return np.empty((0, truncate_dim or self.get_sentence_embedding_dimension() or 0), np.float32)
+        if truncate_dim is None:
+            truncate_dim = self.truncate_dim
+        if not isinstance(inputs, str) and hasattr(inputs, "__len__") and not len(inputs):
+            return np.empty((0, truncate_dim or self.get_embedding_dimension() or 0), np.float32)
+        # There, truncated vectors are not normalized again unless the call asks for it.
+        is_cut = truncate_dim is not None and not normalize_embeddings and precision == "float32"
         vectors = self.model.encode(
-            sentences,
+            inputs,
             prompt_name=prompt_name,
-            dimensions=truncate_dim or self.truncate_dim,
+            prompt=prompt,
+            dimensions=None if is_cut else truncate_dim,
             # As there: false leaves the model's own normalization.
             normalize=True if normalize_embeddings else None,
             precision=precision,
             show_progress=bool(show_progress_bar),
         )
+        if is_cut:
+            vectors = vectors[..., :truncate_dim]
         return vectors if convert_to_numpy else list(vectors)
 
-    def encode_query(self, sentences: Any, **options: Any) -> Any:
-        options.setdefault("prompt_name", self.model.query_prompt)
-        return self.encode(sentences, **options)
+    def encode_query(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
+    ) -> Any:
+        if prompt_name is None and prompt is None:
+            prompt_name = self.model.query_prompt
+        return self.encode(inputs, prompt_name, prompt, *others, **options)
 
-    def encode_document(self, sentences: Any, **options: Any) -> Any:
-        options.setdefault("prompt_name", self.model.document_prompt)
-        return self.encode(sentences, **options)
+    def encode_document(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
+    ) -> Any:
+        if prompt_name is None and prompt is None:
+            prompt_name = self.model.document_prompt
+        return self.encode(inputs, prompt_name, prompt, *others, **options)
 
-    def similarity(self, first: Any, second: Any) -> np.ndarray:
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Cosines between all pairs; 0 for vectors of zeros, as there."""
 
         def normalized(vectors: Any) -> np.ndarray:
             rows = np.atleast_2d(np.asarray(vectors, np.float32))
             return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
-        return normalized(first) @ normalized(second).T
+        return normalized(embeddings1) @ normalized(embeddings2).T

@@ -256,6 +256,7 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
         model: Some(model.to_owned()),
         texts: body.texts,
         inputs: body.inputs,
+        images: None,
         input_type: body.input_type,
         embedding_types: body.embedding_types,
         output_dimension: body.output_dimension,
@@ -276,6 +277,7 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         top_n: body.top_n,
         return_documents: None,
         instruction: None,
+        prompt: None,
         top_k: None,
         truncation: None,
     };

@@ -14,7 +14,7 @@ use super::{
     response::with_usage,
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     json::Content,
     model::Pipeline,
     pipeline::{Task, Usage, entities::Entity, zero_shot_entities::THRESHOLD},
@@ -188,11 +188,23 @@ pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply
         context.pipeline(body.model.as_deref(), Task::TokenClassification, &serves, Some).await?;
     let (threshold, labels) = (body.threshold.unwrap_or(THRESHOLD), body.labels.clone());
     let finder = body.finder(&context, pipeline)?;
-    let kept = match &finder {
-        EntityFinder::Own(..) => labels.map(|labels| labels.read("labels", context.scope().max_labels)),
-        EntityFinder::Labels(..) => None,
+    let kept = match (&finder, labels) {
+        (EntityFinder::Own(pipeline, _), Some(labels)) => {
+            let labels = labels.read("labels", context.scope().max_labels)?;
+            let known = pipeline.settings().entity_labels();
+            if let Some(unknown) = labels.iter().find(|label| !known.contains(label.as_str())) {
+                let known: Vec<&str> = known.into_iter().collect();
+                return Err(Error::invalid(format!(
+                    "expected `labels` of the model, among {}, but found `{}`",
+                    quoted(&known),
+                    unknown.escape_debug()
+                ))
+                .into());
+            }
+            Some(labels)
+        }
+        _ => None,
     };
-    let kept = kept.transpose()?;
     let text = inputs::text(&"messages", Content::Text(body.text()?), &context.texts)?;
     let found = finder.run(vec![text.clone()], context.deadline).await?;
     let is_kept = |entity: &&Entity| {
@@ -300,13 +312,17 @@ impl ChatRequest {
     }
 }
 
+/// Seconds since 1970.
+pub(super) fn created_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
 impl<'a> ChatCompletion<'a> {
     fn new(model: &'a str, content: String, usage: &Usage) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self {
             id: format!("chatcmpl-{}", uuid::Uuid::new_v4().simple()),
             object: "chat.completion",
-            created,
+            created: created_now(),
             model,
             choices: [Choice {
                 index: 0,

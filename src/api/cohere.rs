@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::Content,
+    json::{Content, Kind},
     json_schemas::{Object, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::{Scope, TruncationParameters, embedding::EmbeddingParameters},
@@ -33,6 +33,9 @@ pub(super) struct CohereEmbedRequest {
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
     pub(super) inputs: Option<Vec<Message>>,
+    /// Not supported: models read texts.
+    #[schemars(with = "Option<()>")]
+    pub(super) images: Option<Kind>,
     /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
     /// `clustering`.
     pub(super) input_type: Option<String>,
@@ -141,6 +144,9 @@ pub(super) async fn embedded(
     body: CohereEmbedRequest,
     is_list: bool,
 ) -> Result<(Embedded, Usage)> {
+    if body.images.is_some() {
+        return Err(Error::invalid("expected no `images`, since the models read texts, but found some"));
+    }
     let app = &context.app;
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
@@ -167,9 +173,10 @@ pub(super) async fn embedded(
     };
     let forms: BTreeMap<_, _> = types.iter().map(form).collect::<Result<_>>()?;
     let texts = texts(body.texts, body.inputs, &context.texts)?;
-    parameters.prompt_name = match body.input_type {
+    let roles = [("input_type", body.input_type), ("model", app.named_prompt(name))];
+    parameters.prompt_name = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
-        None => app.named_prompt(name),
+        None => None,
     };
     // Each type is a part of the response.
     let scope = Scope { max_values: scope.max_values / forms.len(), ..scope };

@@ -12,7 +12,7 @@ pub(super) use crate::task::count;
 use crate::{
     error::{Error, Result},
     json::{Content, List},
-    pipeline::Input,
+    pipeline::{Input, roles},
     telemetry::request::count_texts,
 };
 
@@ -73,6 +73,43 @@ impl Display for Place<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}[{}]", self.list, self.index)
     }
+}
+
+/// The value of a field that has several names. Different values are refused, since only one of them would count.
+pub(super) fn one_value<T: PartialEq, const N: usize>(
+    fields: [(&'static str, Option<T>); N],
+) -> Result<Option<T>> {
+    one_of(fields, |one, other| one == other)
+}
+
+/// The role in fields of several names, such as `query` and `search_query`.
+pub(super) fn one_role<const N: usize>(
+    fields: [(&'static str, Option<String>); N],
+) -> Result<Option<String>> {
+    one_of(fields, |one, other| roles::are_same(one, other))
+}
+
+fn one_of<T, const N: usize>(
+    fields: [(&'static str, Option<T>); N],
+    are_same: impl Fn(&T, &T) -> bool,
+) -> Result<Option<T>> {
+    let mut found: Option<(&str, T)> = None;
+    for (name, value) in fields {
+        let Some(value) = value else { continue };
+        match &found {
+            Some((first, one)) if !are_same(one, &value) => return Err(different(first, name)),
+            Some(_) => {}
+            None => found = Some((name, value)),
+        }
+    }
+    Ok(found.map(|(_, value)| value))
+}
+
+/// The error for two fields that contradict each other.
+pub(super) fn different(one: &str, other: &str) -> Error {
+    Error::invalid(format!(
+        "expected `{one}` and `{other}` to agree, but found different values; leave one of them out"
+    ))
 }
 
 /// A text, texts, token ids or token id lists: 1 to `texts` inputs, all non-empty.

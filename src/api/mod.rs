@@ -18,6 +18,7 @@ mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
+mod guard;
 mod inputs;
 mod kserve;
 mod lookup;

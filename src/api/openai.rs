@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::HeaderMap};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,9 @@ use crate::{
     tokenizer::cl100k,
 };
 
+/// A header of OpenAI's clients.
+const OPENAI_CLIENT: &str = "x-stainless-lang";
+
 /// Fields from OpenAI, and from Voyage, Jina and TEI, which have the same route or extend it.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
@@ -39,9 +42,9 @@ pub(super) struct EmbeddingsRequest {
     /// Voyage's name for `dimensions`.
     #[schemars(range(min = 1))]
     output_dimension: Option<usize>,
-    /// `float` by default.
+    /// `float` by default: numbers, of the type in `output_dtype`.
     encoding_format: Option<EncodingFormat>,
-    /// Jina's name for `encoding_format`.
+    /// Jina's name for `encoding_format`, and the values' type beside it.
     embedding_type: Option<EncodingFormat>,
     /// The values' type, also in base64; `float` by default.
     output_dtype: Option<VectorType>,
@@ -121,6 +124,52 @@ enum TokenEncoding {
     Model,
 }
 
+/// What a request's three fields say about the form of its vectors.
+struct VectorFormat {
+    vector_type: Option<VectorType>,
+    encoding: Option<EncodingFormat>,
+}
+
+impl VectorFormat {
+    /// In `encoding_format`, `float` means numbers of any type.
+    fn of(body: &EmbeddingsRequest, headers: &HeaderMap) -> Result<Self> {
+        let encoding = body.encoding_format.filter(|format| *format != EncodingFormat::Float);
+        let types = [
+            ("output_dtype", body.output_dtype),
+            ("embedding_type", body.embedding_type.and_then(EncodingFormat::vector_type)),
+            ("encoding_format", encoding.and_then(EncodingFormat::vector_type)),
+        ];
+        let mut found = types.iter().filter_map(|(name, vector_type)| vector_type.map(|it| (name, it)));
+        let first = found.next();
+        if let Some((name, vector_type)) = first
+            && let Some((other, another)) = found.find(|(_, another)| *another != vector_type)
+        {
+            return Err(Error::invalid(format!(
+                "expected the same type in `{name}` and `{other}`, but found `{vector_type}` and `{another}`"
+            )));
+        }
+        let vector_type = first.map(|(_, vector_type)| vector_type);
+        let encoding = match (body.encoding_format, body.embedding_type) {
+            (None | Some(EncodingFormat::Base64), _) => body.encoding_format.or(body.embedding_type),
+            (Some(format), Some(EncodingFormat::Base64)) => {
+                return Err(Error::invalid(format!(
+                    "expected the same form in `encoding_format` and `embedding_type`, but found `{}` and `base64`",
+                    format.name()
+                )));
+            }
+            (Some(format), _) => Some(format),
+        };
+        let is_bytes = vector_type.is_some_and(|vector_type| vector_type != VectorType::Float);
+        if is_bytes && encoding == Some(EncodingFormat::Base64) && headers.contains_key(OPENAI_CLIENT) {
+            return Err(Error::invalid(
+                "expected `encoding_format` `float`, which means numbers of the requested type, but found `base64`, which \
+                 OpenAI's client asks for by itself and reads as 32-bit floats",
+            ));
+        }
+        Ok(Self { vector_type, encoding })
+    }
+}
+
 #[derive(Serialize, JsonSchema)]
 struct Embedding {
     /// `embedding`.
@@ -150,8 +199,9 @@ pub(super) struct EmbeddingsResponse<'a> {
 }
 
 /// Embed texts
-pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> Reply {
+pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<EmbeddingsRequest>) -> Reply {
     let app = &context.app;
+    let format = VectorFormat::of(&body, &headers)?;
     let name = body.model.as_deref();
     let (model, pipeline) = context.embedding(name).await?;
     let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
@@ -160,27 +210,29 @@ pub(super) async fn embeddings(Call(context, body): Call<EmbeddingsRequest>) -> 
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
-    let format = body.encoding_format.or(body.embedding_type);
-    let of_role = match body.input_type.or(body.task) {
+    let dimensions = [("dimensions", body.dimensions), ("output_dimension", body.output_dimension)];
+    let dimensions = inputs::one_value(dimensions)?;
+    let roles = [("input_type", body.input_type), ("task", body.task), ("model", app.named_prompt(name))];
+    let of_role = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
-        None => app.named_prompt(name),
+        None => None,
     };
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
-            truncate: body.truncate.or(body.truncation),
+            truncate: inputs::one_value([("truncate", body.truncate), ("truncation", body.truncation)])?,
             truncation_direction: None,
         },
         prompt_name: body.prompt_name.or(of_role),
         prompt: body.prompt,
         instruction: body.instruction,
         normalize: Some(body.normalized.unwrap_or(true)),
-        dimensions: body.dimensions.or(body.output_dimension),
-        output_dtype: body.output_dtype.or_else(|| format?.vector_type()),
+        dimensions,
+        output_dtype: format.vector_type,
         outputs: Some(vec![VectorKind::Dense]),
         ..EmbeddingParameters::default()
     };
     let embedder = parameters.prepare(pipeline, &context.scope())?;
-    let (form, options) = (Form::new(&embedder, format), &embedder.options);
+    let (form, options) = (Form::new(&embedder, format.encoding), &embedder.options);
     let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
     let chunks = late_chunking.chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline).await?;
     let embeddings = match &chunks {

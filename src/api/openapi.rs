@@ -264,7 +264,7 @@ fn security_schemes(access: &Access) -> Map<String, Value> {
     let header = |name, text| json!({ "type": "apiKey", "in": "header", "name": name, "description": text });
     let bearer = "A key from `kivu key`, as `authorization: Bearer KEY`.";
     let schemes = match access {
-        Access::Open => Vec::new(),
+        Access::Open | Access::Local => Vec::new(),
         Access::Keys(_) => vec![
             ("key", json!({ "type": "http", "scheme": "bearer", "description": bearer })),
             ("key-in-a-header", header("x-api-key", "The key alone.")),

@@ -1,11 +1,13 @@
 //! Ranks texts by a query: TEI's `/rerank`, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
 
+use std::fmt::Display;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    inputs,
+    inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
     response::{Rank, TokenUsage, with_backend, with_usage},
@@ -98,6 +100,8 @@ pub(super) struct DocumentsRequest {
     pub(super) return_documents: Option<bool>,
     /// What makes a document relevant: replaces the instruction in the model's template, if it has one.
     pub(super) instruction: Option<String>,
+    /// A text to put before the query, instead of the model's prompt.
+    pub(super) prompt: Option<String>,
     /// Voyage's name for `top_n`.
     #[schemars(range(min = 1))]
     pub(super) top_k: Option<usize>,
@@ -140,18 +144,28 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
     if !matches!(body.documents, Content::List(_)) {
         return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
     }
-    let texts = inputs::one_or_list("documents", body.documents, &context.texts, |field, value, texts| {
-        inputs::text(field, value.into_text(), texts)
-    })?;
+    let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
+    let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let truncation = TruncationParameters { truncate: body.truncation, truncation_direction: None };
-    let parameters =
-        RankingParameters { truncation, instruction: body.instruction, ..RankingParameters::default() };
+    let DocumentsRequest { instruction, prompt, .. } = body;
+    let parameters = RankingParameters { truncation, instruction, prompt, raw_scores: None };
     let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
-    ranked.order.truncate(body.top_n.or(body.top_k).unwrap_or(usize::MAX));
+    ranked.order.truncate(top.unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
+}
+
+/// A text, or an object's `text`.
+fn document(field: &dyn Display, value: Content, texts: &RequestTexts) -> Result<String> {
+    let is_object = matches!(value, Content::Object(_));
+    match value.into_text() {
+        text if is_object && text.is_null() => {
+            Err(Error::invalid(format!("expected a text in `{field}.text`, but found none")))
+        }
+        text => inputs::text(field, text, texts),
+    }
 }
 
 /// Cohere's response.

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::Tree,
+    json::{self, Tree},
     model::{Model, Pipeline},
     pipeline::sharing_turns,
     task::labels,
@@ -73,11 +73,12 @@ struct Selected<'a> {
 async fn run_task(
     context: &Context,
     Selected { model, name }: Selected<'_>,
-    mut body: Value,
+    body: Value,
     form: Form,
 ) -> Reply {
     let scope = context.scope();
     check_parameters(model, &body)?;
+    let body = with_options(&model.pipeline, body, form)?;
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let mut body: EmbedRequest = from_value(body)?;
@@ -98,14 +99,74 @@ async fn run_task(
             find_entities(context, inputs, || parameters.prepare(pipeline, &scope)).await
         }
         Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
-        Pipeline::Ranking(pipeline) => {
-            let body = if form == Form::Hub { body["inputs"].take() } else { body };
-            rerank_with(context, pipeline, from_value(body)?).await
-        }
+        Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             generate_with(context, pipeline, model.manifest.task, body).await
         }
     }
+}
+
+/// The body with all options in one place: those in the model hub's `parameters`, and those beside them. The others' own
+/// bodies have them in one place only.
+fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
+    let has_parameters = body.get("parameters").is_some();
+    let is_read = match pipeline {
+        Pipeline::Embedding(_) => form == Form::Hub || has_parameters,
+        Pipeline::Classification(_) | Pipeline::Ranking(_) => form == Form::Hub,
+        _ => false,
+    };
+    let mut fields = match body {
+        Value::Object(fields) if is_read => fields,
+        other => return Ok(other),
+    };
+    let inputs = fields.remove("inputs");
+    let mut options = match fields.remove("parameters") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(parameters)) => parameters,
+        Some(other) => return Err(unexpected("parameters", "an object", &other)),
+    };
+    add_options(&mut options, fields)?;
+    // As in the pipelines of `transformers`.
+    match options.remove("truncation") {
+        None | Some(Value::Null) => {}
+        Some(Value::Bool(truncation)) => {
+            let truncate = Map::from_iter([("truncate".to_owned(), truncation.into())]);
+            add_options(&mut options, truncate).map_err(|_| inputs::different("truncate", "truncation"))?;
+        }
+        Some(other) => return Err(unexpected("truncation", "a boolean", &other)),
+    }
+    Ok(match (pipeline, inputs) {
+        (Pipeline::Ranking(_), Some(Value::Object(mut inputs))) => {
+            add_options(&mut inputs, options)?;
+            Value::Object(inputs)
+        }
+        (Pipeline::Ranking(_), inputs) => inputs.unwrap_or_default(),
+        (_, inputs) => {
+            let mut fields = match pipeline {
+                Pipeline::Classification(_) => {
+                    Map::from_iter([("parameters".to_owned(), Value::Object(options))])
+                }
+                _ => options,
+            };
+            fields.extend(inputs.map(|inputs| ("inputs".to_owned(), inputs)));
+            Value::Object(fields)
+        }
+    })
+}
+
+/// Adds options, none with another value than the same one has already.
+fn add_options(options: &mut Map<String, Value>, others: Map<String, Value>) -> Result<()> {
+    for (name, value) in others.into_iter().filter(|(_, value)| !value.is_null()) {
+        if options.get(&name).is_some_and(|found| !found.is_null() && *found != value) {
+            return Err(inputs::different(&name, &format!("parameters.{name}")));
+        }
+        options.insert(name, value);
+    }
+    Ok(())
+}
+
+fn unexpected(field: &str, expected: &str, found: &Value) -> Error {
+    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", json::kind(found)))
 }
 
 /// Refuses requests for another task, whose response their client would misread.

@@ -27,6 +27,10 @@ pub(super) struct TokenizeRequest {
     add_special_tokens: bool,
     /// Prompt to put before each text, by name.
     prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    instruction: Option<String>,
     /// The source language, for translation models with a special token for it.
     src_lang: Option<String>,
     /// The target language, for translation models with a special token for it.
@@ -46,6 +50,8 @@ pub(super) async fn tokenize(Call(context, body): Call<TokenizeRequest>) -> Repl
     let parameters = TokenParameters {
         add_special_tokens: Some(body.add_special_tokens),
         prompt_name: body.prompt_name.or_else(|| context.app.named_prompt(body.model.as_deref())),
+        prompt: body.prompt,
+        instruction: body.instruction,
         src_lang: body.src_lang,
         tgt_lang: body.tgt_lang,
     };

@@ -87,7 +87,8 @@ pub(super) struct LibreTranslateResponse {
     /// Further translations of each text, if `alternatives` asks for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     alternatives: Option<OneOrMany<Vec<String>>>,
-    /// For texts whose language was identified.
+    /// The language of each text, if `source` is `auto` or missing; with confidence 0 if the models have only one for the
+    /// target, and for blank texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     detected_language: Option<OneOrMany<DetectedLanguage>>,
 }
@@ -220,6 +221,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
         },
     };
     let source = body.source.filter(|source| source != "auto");
+    let names_source = source.is_some();
     let wanted = LanguageRequest { source, target: body.target, fields: ["source", "target"] };
     let found = wanted.translate(context, texts, Split::Sentences, generation).await?;
     let of_rank = |ranks: fn(Vec<GeneratedText>) -> Value| {
@@ -228,13 +230,14 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     };
     let mut answer =
         json!({ "translatedText": of_rank(|ranks| json!(ranks.first().map(|best| &best.text))) });
-    if let Some(languages) = &found.identified {
-        let language = |(language, pair): (&Option<DetectedLanguage>, &LanguagePair)| {
-            let none =
+    if !names_source {
+        let language = |(place, pair): (usize, &LanguagePair)| {
+            let identified = found.identified.as_ref().and_then(|languages| languages[place].clone());
+            let only =
                 || DetectedLanguage { confidence: 0.0, language: ListedLanguage::new(&pair.source).code };
-            language.clone().unwrap_or_else(none)
+            identified.unwrap_or_else(only)
         };
-        let languages = languages.iter().zip(&found.pairs).map(language).collect();
+        let languages = found.pairs.iter().enumerate().map(language).collect();
         answer["detectedLanguage"] = json!(OneOrMany::<DetectedLanguage>::new(languages, is_single));
     }
     if count > 0 {

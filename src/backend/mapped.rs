@@ -70,7 +70,8 @@ impl MappedFiles {
         match self.changed() {
             None => Ok(()),
             Some(_) => Err(Error::unavailable(
-                "the model's files have changed since it was loaded; restart the server to use it again",
+                "the model's files have changed since it was loaded; restart the server, or retry later if it loads models \
+                 on demand",
             )),
         }
     }

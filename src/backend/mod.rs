@@ -1,7 +1,10 @@
 //! The interface between pipelines and model runtimes: ONNX Runtime in this process, or a fleet of servers.
 
+mod external_files;
+#[cfg_attr(target_family = "wasm", path = "mapped/disabled.rs")]
 mod mapped;
 pub mod native;
+#[cfg(not(target_family = "wasm"))]
 pub mod onnx;
 pub mod processor;
 pub mod routing;
@@ -10,6 +13,7 @@ pub mod seq2seq;
 mod signature;
 pub mod similarity;
 pub mod speed;
+#[cfg_attr(target_family = "wasm", path = "triton/disabled.rs")]
 pub mod triton;
 
 use std::{
@@ -18,15 +22,17 @@ use std::{
     future::Future,
     num::NonZeroUsize,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+pub use external_files::require_known_files;
 pub use mapped::MappedFiles;
 
 use crate::{
+    clock::Instant,
     error::{Error, Result},
     tensor::{ElementType, Tensor},
 };
@@ -258,7 +264,23 @@ impl Deadline {
         if bytes <= MAX_INLINE_BYTES { work() } else { self.off_thread(work).await }
     }
 
+    /// Runs blocking `work` here: there are no other threads.
+    #[cfg(target_family = "wasm")]
+    pub async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        work()
+    }
+
+    /// Waits for `work`: there is no clock.
+    #[cfg(target_family = "wasm")]
+    pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        work.await
+    }
+
     /// Runs blocking `work` on another thread, and waits for its result until the deadline.
+    #[cfg(not(target_family = "wasm"))]
     pub async fn off_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -269,6 +291,7 @@ impl Deadline {
     }
 
     /// Waits for `work` until the deadline.
+    #[cfg(not(target_family = "wasm"))]
     pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout_at(self.at.into(), work).await.unwrap_or_else(|_| Err(self.exceeded()))
     }

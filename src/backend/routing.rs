@@ -5,11 +5,11 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{Backend, Deadline, Engine, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
-use crate::error::Result;
+use crate::{clock::Instant, error::Result};
 
 /// Where a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,10 @@
 use std::{
     array,
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use crate::clock::Instant;
 
 /// Request time as a linear function of its tokens, fitted to measurements by weighted least squares.
 ///

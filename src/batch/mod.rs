@@ -7,6 +7,7 @@ mod answer;
 mod appender;
 mod benchmark;
 mod checkpoint;
+mod columns;
 mod compression;
 #[cfg(test)]
 mod corruption;
@@ -46,6 +47,7 @@ mod watcher;
 
 pub use self::{
     benchmark::pass_through,
+    columns::ColumnFile,
     format::Format,
     handler::{Handler, ObjectJobs},
     job::{Ended, Job, RowWork},

@@ -51,7 +51,10 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, 
     parse_bytes(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
 }
 
-/// Parses a number of bytes above 0, with or without a unit, as `2GB`, `1.5 GiB` or `500000000`.
+/// The smallest memory for models, in bytes. A smaller number lacks its unit: no model fits into 2 bytes.
+const MIN_MEMORY: f64 = 100_000.0;
+
+/// Parses memory for models in bytes, with or without a unit, as `2GB`, `1.5 GiB` or `500000000`.
 pub fn parse_bytes(found: &str) -> Result<u64, String> {
     const UNITS: [(&str, u64); 9] = [
         ("", 1),
@@ -68,9 +71,13 @@ pub fn parse_bytes(found: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
     let unit = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, bytes)| *bytes as f64);
     let bytes = number.trim().parse::<f64>().ok().zip(unit).map(|(number, unit)| number * unit);
-    bytes.filter(|bytes| *bytes >= 1.0 && *bytes < u64::MAX as f64).map(|bytes| bytes as u64).ok_or_else(
-        || format!("expected a number of bytes above 0 such as `2GB`, but found `{}`", found.escape_debug()),
-    )
+    let bytes = bytes.filter(|bytes| *bytes >= MIN_MEMORY && *bytes < u64::MAX as f64);
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| {
+        format!(
+            "expected at least 100 kB of memory, such as `2GB` or a number of bytes, but found `{}`",
+            found.escape_debug()
+        )
+    })
 }
 
 /// When models are loaded.

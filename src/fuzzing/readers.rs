@@ -1,12 +1,20 @@
 //! This crate's readers, by name.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use super::Reader;
-use crate::{api, backend::triton, batch, config::Config, repository::Manifest, tokenizer::Tokenizer};
+use crate::{
+    api,
+    backend::triton,
+    batch,
+    config::Config,
+    pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
+    repository::Manifest,
+    tokenizer::{Side, Tokenizer, Truncation, WindowOptions},
+};
 
 /// This crate's readers, with their folder names in `fuzz/corpus`.
-pub const READERS: [(&str, Reader); 14] = [
+pub const READERS: [(&str, Reader); 15] = [
     ("config", config),
     ("csv", batch::fuzzing::csv),
     ("event", batch::fuzzing::event),
@@ -19,6 +27,7 @@ pub const READERS: [(&str, Reader); 14] = [
     ("packed", api::fuzzing::packed_request),
     ("pieces", pieces),
     ("request", api::fuzzing::request),
+    ("schema", schema),
     ("tensors", api::fuzzing::tensors),
     ("tokenizer", tokenizer),
 ];
@@ -67,6 +76,38 @@ fn tokenizer(bytes: &[u8]) {
 fn pieces(bytes: &[u8]) {
     if let Ok(tokenizer) = Tokenizer::from_compiled(bytes.to_vec()) {
         tokenize(&tokenizer);
+    }
+}
+
+/// A label, and a text after the first line, for a model that reads labels in a schema.
+fn schema(bytes: &[u8]) {
+    const FILE: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-gliner2/tokenizer.json");
+    const MAX_TOKENS: usize = 64;
+    static TOKENIZER: OnceLock<Option<Tokenizer>> = OnceLock::new();
+    let Some(tokenizer) = TOKENIZER.get_or_init(|| Tokenizer::from_json(FILE).ok()) else { return };
+    let text = String::from_utf8_lossy(bytes);
+    let (label, text) = text.split_once('\n').unwrap_or(("person", &text));
+    let settings = ZeroShotEntitiesSettings {
+        output: "logits".to_owned(),
+        schema_token: Some("[P]".to_owned()),
+        label_token: "[E]".to_owned(),
+        separator: "[SEP_TEXT]".to_owned(),
+        max_entity_words: Some(4),
+        label_encoder: None,
+        max_words: MAX_TOKENS,
+        max_tokens: MAX_TOKENS,
+    };
+    let Ok(prompt) = settings.prompt(&[label.to_owned()], tokenizer) else { return };
+    let characters = text.chars().count();
+    let truncated = WindowOptions::whole(Truncation::At(Side::Right), 1);
+    for options in [truncated, WindowOptions { stride: Some(2), max_windows: 1000, ..truncated }] {
+        let Ok(windows) = tokenizer.word_windows(text, &prompt, MAX_TOKENS, options) else { continue };
+        for window in windows {
+            assert!(window.encoding.ids.len() <= MAX_TOKENS, "too many tokens");
+            let spans: Vec<(usize, usize)> = window.spans.into_iter().flatten().collect();
+            assert!(spans.iter().all(|(start, end)| start <= end && *end <= characters), "{spans:?}");
+            assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{spans:?}");
+        }
     }
 }
 

@@ -9,11 +9,12 @@ use std::{
     thread,
 };
 
+use super::loaded::Listed;
 use crate::{
     config::{Config, ModelConfig},
     error::{Error, Result, quoted},
     repository::{
-        Bundle, Manifest, TaskSettings,
+        Bundle, TaskSettings,
         bundle::MANIFEST,
         remote,
         s3::{Store, Url},
@@ -22,17 +23,6 @@ use crate::{
 
 /// Manifests that are read from S3 at once.
 const PARALLEL: usize = 16;
-
-/// A served model that is not loaded.
-#[derive(Clone, Debug)]
-pub(super) struct Listed {
-    /// The name in requests.
-    pub(super) name: String,
-    /// The bundle's manifest, with aliases from the configuration.
-    pub(super) manifest: Manifest,
-    pub(super) bundle: Bundle,
-    pub(super) config: ModelConfig,
-}
 
 /// Finds bundles, and reads a manifest again only if it has changed.
 #[derive(Debug)]

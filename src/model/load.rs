@@ -2,94 +2,31 @@
 
 use std::{iter, sync::Arc, thread};
 
+use super::loaded::{
+    Loaded, LoadedRoute, Local, Placement, check_signature, engine, label_encoder, open_natively,
+    read_tokenizers,
+};
 use crate::{
     backend::{
-        Backend, Engine, MappedFiles, Signature,
-        native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
+        Backend, Engine, MappedFiles,
         onnx::{
             ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
-            library, require_known_files,
+            library,
         },
+        require_known_files,
         routing::Route,
-        seq2seq::Seq2SeqBackend,
         triton::Fleet,
     },
-    config::{Config, EngineChoice, FleetConfig, Policy},
+    config::{Config, Policy},
     error::{Error, Result},
-    pipeline::{
-        embedding::EmbeddingSettings,
-        label_vectors::LabelEncoderSettings,
-        seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
-        sparse::QueryWeights,
-        vectors::Ranges,
-    },
+    pipeline::embedding::EmbeddingSettings,
     repository::{
         Bundle, Manifest, WeightForm,
         bundle::{Home, PIECES, RANGES, TOKENIZER},
-        manifest::File,
         remote,
     },
     telemetry::time_start,
-    tokenizer::Tokenizer,
 };
-
-/// Where a model runs. Models with equal placements share what is loaded.
-#[derive(Debug, PartialEq)]
-pub(super) struct Placement {
-    pub(super) files: Vec<File>,
-    pub(super) policy: Policy,
-    pub(super) fleet: FleetConfig,
-    /// Model name on the fleet.
-    pub(super) remote_name: String,
-}
-
-/// A loaded bundle, to be shared.
-#[derive(Clone, Debug)]
-pub(super) struct Loaded {
-    pub(super) tokenizers: Tokenizers,
-    pub(super) route: LoadedRoute,
-    /// The local model that reads labels, if the bundle has one.
-    pub(super) label_encoder: Option<Arc<dyn Backend>>,
-    pub(super) arithmetic: Option<String>,
-    pub(super) files: Arc<MappedFiles>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum LoadedRoute {
-    Encoder(Route),
-    Seq2Seq(Route<Arc<dyn Seq2SeqBackend>>),
-}
-
-impl LoadedRoute {
-    /// The local encoder, if there is one.
-    pub(super) fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
-        match self {
-            Self::Encoder(route) => route.local(),
-            Self::Seq2Seq(_) => None,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Tokenizers {
-    pub(super) source: Arc<Tokenizer>,
-    /// Equals `source`, unless the bundle has a target tokenizer.
-    pub(super) target: Arc<Tokenizer>,
-    pub(super) shortlist: Option<Arc<Shortlist>>,
-    /// Ranges for int8 vectors.
-    pub(super) ranges: Option<Arc<Ranges>>,
-    /// Query weights for sparse vectors.
-    pub(super) query_weights: Option<Arc<QueryWeights>>,
-    /// For labels, if another model reads them.
-    pub(super) labels: Option<Arc<Tokenizer>>,
-}
-
-/// A bundle's graphs in ONNX Runtime.
-enum Local {
-    /// With the encoder for labels, if there is one.
-    Encoder(Arc<dyn Backend>, Option<Arc<dyn Backend>>),
-    Seq2Seq(Arc<dyn Seq2SeqBackend>),
-}
 
 /// Loads a bundle. A bundle in S3 is read into memory, unless there is a cache on disk.
 ///
@@ -185,36 +122,6 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
     })
 }
 
-fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
-    let source = Arc::new(time_start("tokenizer", || bundle.tokenizer())?);
-    let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
-        Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
-        None => Arc::clone(&source),
-    };
-    let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
-    let shortlist =
-        shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
-    let dense = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.dense.as_ref());
-    let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
-    let ranges = dense.map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
-    let sparse = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.sparse.as_ref());
-    let query_weights = sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
-    let query_weights = query_weights.map(|(queries, dimensions)| {
-        QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
-    });
-    let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
-    let labels = label_encoder(bundle.manifest());
-    let labels = labels
-        .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
-        .transpose()?;
-    Ok(Tokenizers { source, target, shortlist, ranges, query_weights, labels })
-}
-
-/// Settings for the model that reads labels, if there is one.
-fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
-    manifest.zero_shot_entities.as_ref()?.label_encoder.as_ref()
-}
-
 /// Creates sessions for a bundle's graphs, with weights in `mapped` files or in memory, and reports
 /// their matmul arithmetic.
 fn open_graphs(
@@ -258,81 +165,6 @@ fn open_graphs(
     Ok((Local::Seq2Seq(Arc::new(backend)), arithmetic))
 }
 
-/// Engine for a local model.
-pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
-    match config.engine {
-        EngineChoice::Auto => manifest.engine,
-        EngineChoice::Native => Engine::Native,
-        EngineChoice::Onnx => Engine::Onnx,
-    }
-}
-
-/// Opens an encoder graph in the native engine, which needs no library.
-fn open_natively(
-    bundle: &Bundle,
-    config: &Config,
-    mapped: Option<&Arc<MappedFiles>>,
-) -> Result<(Local, String)> {
-    let manifest = bundle.manifest();
-    if manifest.seq2seq.is_some() {
-        return Err(Error::config(format!(
-            "expected an encoder for the native engine, but found that `{}` generates texts; use `engine = \"auto\"`",
-            manifest.name
-        )));
-    }
-    let graph = bundle.read(&manifest.graph)?;
-    require_known_files(&graph, |name| manifest.file(name).is_some())?;
-    let labels = label_encoder(manifest).map(|settings| bundle.read(&settings.graph)).transpose()?;
-    let mut names = WeightFiles::names(&graph)?;
-    if let Some(labels) = &labels {
-        require_known_files(labels, |name| manifest.file(name).is_some())?;
-        names.extend(WeightFiles::names(labels)?);
-    }
-    let size = |name: &String| {
-        let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());
-        size.ok_or_else(|| Error::model(format!("expected `{name}` in the manifest of `{}`", manifest.name)))
-    };
-    let files = if let Some(mapped) = mapped {
-        names.iter().try_for_each(|name| size(name).map(drop))?;
-        let paths = names.into_iter().map(|name| (name.clone(), bundle.path(&name)));
-        WeightFiles::map(paths, Arc::clone(mapped))?
-    } else {
-        let mut files = WeightFiles::default();
-        for name in &names {
-            let mut buffer = Buffer::new(size(name)?);
-            time_start("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
-            files.insert(name, buffer)?;
-        }
-        files
-    };
-    if TableModel::is_in(&graph)? {
-        let model = time_start("session", || TableModel::open(&graph, files))?;
-        check_signature(manifest, &manifest.signature, model.signature())?;
-        let backend = TableBackend::new(model, config.threads());
-        return Ok((Local::Encoder(Arc::new(backend), None), arithmetic(manifest, Engine::Native, &[])?));
-    }
-    let open = |graph: &[u8]| time_start("session", || NativeModel::open(graph, files.clone()));
-    let model = open(&graph)?;
-    check_signature(manifest, &manifest.signature, model.signature())?;
-    let start = |model| NativeBackend::start(model, config.threads());
-    let backend = Arc::new(start(model)?);
-    let labels: Option<Arc<dyn Backend>> = match labels {
-        Some(labels) => Some(Arc::new(start(open(&labels)?)?)),
-        None => None,
-    };
-    Ok((Local::Encoder(backend, labels), arithmetic(manifest, Engine::Native, &[])?))
-}
-
-fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(Error::model(format!(
-        "expected `{}` to be {expected}, as its manifest says, but its graph is {found}",
-        manifest.name
-    )))
-}
-
 /// Reads graphs by name, and reports their matmul arithmetic. Weights that are not mapped are read into
 /// memory once for all graphs.
 fn read_graphs<const COUNT: usize>(
@@ -343,7 +175,7 @@ fn read_graphs<const COUNT: usize>(
     let manifest = bundle.manifest();
     // Verified while they are read, since they are parsed.
     let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
-    let arithmetic = arithmetic(manifest, Engine::Onnx, &graphs)?;
+    let arithmetic = arithmetic(manifest, &graphs)?;
     if let Some(mapped) = mapped {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
@@ -363,9 +195,9 @@ fn read_graphs<const COUNT: usize>(
     Ok((graphs, arithmetic))
 }
 
-/// Matmul arithmetic in an engine on this processor.
-fn arithmetic(manifest: &Manifest, engine: Engine, graphs: &[Vec<u8>]) -> Result<String> {
-    WeightForm::of(manifest).arithmetic(engine, || {
+/// Matmul arithmetic in ONNX Runtime on this processor.
+fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
+    WeightForm::of(manifest).arithmetic(Engine::Onnx, || {
         for graph in graphs {
             if keeps_signed_weights(graph)? {
                 tracing::warn!(

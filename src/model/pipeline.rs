@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::load::{Loaded, LoadedRoute, Tokenizers};
+use super::loaded::{Loaded, LoadedRoute, Tokenizers};
 use crate::{
     backend::Deadline,
     error::{Error, Result},

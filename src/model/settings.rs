@@ -1,10 +1,14 @@
 //! Configuration settings that results depend on.
 
+use std::path::Path;
+
 use serde::Serialize;
 
-use super::load::Placement;
+use super::loaded::Placement;
+#[cfg(not(target_family = "wasm"))]
+use crate::backend::onnx::library;
 use crate::{
-    backend::{Engine, onnx::library},
+    backend::Engine,
     config::{BatchConfig, Config, FleetConfig, Limits, Policy},
 };
 
@@ -96,11 +100,7 @@ impl ModelSettings {
         let Placement { policy, fleet, remote_name, files: _ } = placement;
         let FleetConfig { urls, version, policy: _, timeout_ms: _, ca: _, token: _ } = fleet;
         let engine = (*policy != Policy::Fleet).then_some(engine);
-        let runtime = || {
-            let path = library::locate(onnxruntime.as_deref(), home).ok()?;
-            let path = path.canonicalize().unwrap_or(path);
-            Some(path.file_name()?.to_string_lossy().into_owned())
-        };
+        let runtime = || runtime(onnxruntime.as_deref(), home);
         Self {
             max_tokens,
             truncate: *truncate,
@@ -114,6 +114,20 @@ impl ModelSettings {
             }),
         }
     }
+}
+
+/// ONNX Runtime's file name.
+#[cfg(not(target_family = "wasm"))]
+fn runtime(configured: Option<&Path>, home: &Path) -> Option<String> {
+    let path = library::locate(configured, home).ok()?;
+    let path = path.canonicalize().unwrap_or(path);
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+/// WebAssembly has no ONNX Runtime.
+#[cfg(target_family = "wasm")]
+fn runtime(_: Option<&Path>, _: &Path) -> Option<String> {
+    None
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub struct ClassificationSettings {
     /// The text around pairs; `None` if the tokenizer joins them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PairTemplate>,
-    /// The text before queries, in models that rank.
+    /// The text before queries, and before the first text of other pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query_prompt: Option<String>,
     /// A decoder's padding token, dropped at the end of texts since the last token is read.
@@ -76,6 +76,12 @@ impl ClassificationPipeline {
     /// The encoder, with the tokenizer and the token limit.
     pub fn encoder(&self) -> &Encoder {
         &self.encoder
+    }
+
+    /// A query with the model's prompt.
+    pub fn prompted(&self, query: &str) -> Arc<str> {
+        let prompt = self.settings.query_prompt.as_deref().unwrap_or_default();
+        format!("{prompt}{query}").into()
     }
 
     /// The same model with another instruction in its template, or in its prompt for queries. A model without one is

@@ -1,6 +1,6 @@
 //! A model that reads texts as a whole: tokens to the model's outputs, at whichever location it runs.
 
-use std::{cmp::Reverse, sync::Arc, time::Instant};
+use std::{cmp::Reverse, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Deadline, Schedule, routing::Route},
+    clock::Instant,
     error::{Error, Result},
     tensor::Tensor,
     tokenizer::Tokenizer,

@@ -6,12 +6,13 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{executor::tokenize, pair_template::PairTemplate, roles::RoleSettings, usage::Usage};
 use crate::{
     backend::{Deadline, routing::Location},
+    clock::Instant,
     error::{Error, Result, at_text},
     telemetry,
     tokenizer::{self, Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt},

@@ -281,8 +281,7 @@ impl Grouping<'_> {
 
     fn group(&self, pieces: &[Piece]) -> Result<Entity> {
         let name = pieces.first().map_or("", |first| &*self.labels[first.label]);
-        // As in `transformers`, also in labels that do not begin with `B-` or `I-`.
-        let name = name.split_once('-').map_or(name, |(_, kind)| kind);
+        let name = entity_group(name);
         let score = pieces.iter().map(|piece| piece.score).sum::<f32>() / pieces.len().max(1) as f32;
         Ok(Entity {
             label: EntityLabel::Group { entity_group: name.to_owned() },
@@ -292,6 +291,12 @@ impl Grouping<'_> {
             end: pieces.last().map_or(0, |last| last.end),
         })
     }
+}
+
+/// The label of entities whose tokens have this label; as in `transformers`, it follows a hyphen even if the label begins
+/// with neither `B-` nor `I-`.
+pub(super) fn entity_group(label: &str) -> &str {
+    label.split_once('-').map_or(label, |(_, group)| group)
 }
 
 impl WordPart {

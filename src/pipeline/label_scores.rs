@@ -1,5 +1,5 @@
-//! Texts to scores for request labels that the model reads together with a text, with the results of the package
-//! `gliclass`.
+//! Texts to scores for request labels that the model reads together with a text, with the results of the packages
+//! `gliclass` and `gliner2`.
 
 use std::sync::Arc;
 
@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     encoder::{Encoder, Granularity, Logits, NamedOutput, Row, Vectors},
-    encoding::{EncodingOptions, Input, MAX_BYTES, check_size},
+    encoding::{EncodedWindows, EncodingOptions, Encodings, Input, MAX_BYTES, check_size},
+    executor::tokenize,
+    schema::{self, Schema},
 };
 use crate::{
     backend::{Deadline, routing::Route},
     error::{Error, Result, at_text},
-    tokenizer::{Encoding, Side, Tokenizer, Truncation, reach},
+    tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions, WordPrompt, reach},
 };
 
 /// Settings for a model that reads labels and text together, from its `config.json`.
@@ -21,6 +23,9 @@ use crate::{
 pub struct LabelScoresSettings {
     /// Output name; one value per label.
     pub output: String,
+    /// The token in front of a schema, in models that read labels in one (GLiNER2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema_token: Option<String>,
     /// The token before each label.
     pub label_token: String,
     /// The token after the labels.
@@ -75,10 +80,31 @@ impl LabelScoresSettings {
         labels: &[String],
         limit: usize,
     ) -> Result<Encoding> {
+        if let Some(schema) = &self.schema_token {
+            let prompt = self.schema_prompt(schema, tokenizer, labels, "")?;
+            let options = WindowOptions::whole(Truncation::At(Side::Right), 1);
+            let mut windows = tokenizer.word_windows(text, &prompt, limit, options)?;
+            let mut encoding = windows.pop().map(|window| window.encoding).unwrap_or_default();
+            mark_first(&mut encoding);
+            return Ok(encoding);
+        }
         let text = self.joined(text, &self.labels(labels, "")?);
         let mut encoding = tokenizer.encode(&text, limit, Truncation::At(Side::Right))?;
         self.mark(&mut encoding, tokenizer, labels.len(), limit)?;
         Ok(encoding)
+    }
+
+    /// A schema's tokens in front of a text; `name` may be empty.
+    fn schema_prompt(
+        &self,
+        token: &str,
+        tokenizer: &Tokenizer,
+        labels: &[String],
+        name: &str,
+    ) -> Result<WordPrompt> {
+        let name = if name.is_empty() { schema::CLASSIFICATION } else { name };
+        let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
+        Schema { token, name, label_token, labels, separator }.prompt(tokenizer, self.max_tokens)
     }
 
     fn joined(&self, text: &str, labels: &str) -> String {
@@ -179,6 +205,51 @@ impl LabelScoresPipeline {
         prompt: &str,
         deadline: Deadline,
     ) -> Result<Logits> {
+        let encodings = match &self.settings.schema_token {
+            Some(token) => self.with_schema(token, texts, labels, prompt, deadline).await?,
+            None => self.with_labels(texts, labels, prompt, deadline).await?,
+        };
+        let (count, values) = (labels.len(), |row: Row<'_>| row.values.to_vec());
+        let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
+        match rows.iter().find(|row| row.len() != count) {
+            None => Ok(Logits { rows, usage }),
+            Some(row) => Err(Error::inference(format!(
+                "expected a score for each of {count} labels, but found {}",
+                row.len()
+            ))),
+        }
+    }
+
+    /// Texts after a schema.
+    async fn with_schema(
+        &self,
+        token: &str,
+        texts: &[String],
+        labels: &[String],
+        name: &str,
+        deadline: Deadline,
+    ) -> Result<Encodings> {
+        let (token, labels, name) = (token.to_owned(), labels.to_vec(), name.to_owned());
+        let (settings, own) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
+        let size = labels.iter().map(String::len).sum::<usize>() + name.len();
+        let prompt = move || settings.schema_prompt(&token, &own, &labels, &name);
+        let prompt = tokenize(size, deadline, prompt).await?;
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let options = WindowOptions::whole(Truncation::At(Side::Right), texts.len());
+        let EncodedWindows { mut encodings, .. } =
+            tokenizer.encode_words(&texts.to_vec().into(), prompt, options).await?;
+        encodings.list.iter_mut().for_each(mark_first);
+        Ok(encodings)
+    }
+
+    /// Texts with labels in front of them or behind them.
+    async fn with_labels(
+        &self,
+        texts: &[String],
+        labels: &[String],
+        prompt: &str,
+        deadline: Deadline,
+    ) -> Result<Encodings> {
         let (settings, count) = (&self.settings, labels.len());
         let prompt = settings.labels(labels, prompt)?;
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
@@ -192,14 +263,11 @@ impl LabelScoresPipeline {
             let marked = settings.mark(encoding, tokenizer.tokenizer, count, limit);
             marked.map_err(|error| at_text(error, index, texts.len()))?;
         }
-        let values = |row: Row<'_>| row.values.to_vec();
-        let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
-        match rows.iter().find(|row| row.len() != count) {
-            None => Ok(Logits { rows, usage }),
-            Some(row) => Err(Error::inference(format!(
-                "expected a score for each of {count} labels, but found {}",
-                row.len()
-            ))),
-        }
+        Ok(encodings)
     }
+}
+
+/// Marks the first token as the only pooled one.
+fn mark_first(encoding: &mut Encoding) {
+    encoding.type_ids = (0..encoding.ids.len()).map(|place| u32::from(place == 0)).collect();
 }

@@ -16,10 +16,12 @@ mod model_inputs;
 pub mod multi_vector;
 pub mod pair_template;
 pub mod pooling;
+#[cfg_attr(target_family = "wasm", path = "priority/disabled.rs")]
 mod priority;
 pub mod ranking;
 mod redaction;
 pub mod roles;
+mod schema;
 pub mod scores;
 pub mod seq2seq;
 pub mod sparse;

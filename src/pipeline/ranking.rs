@@ -66,8 +66,7 @@ impl RankingPipeline {
     ) -> Result<(Vec<f32>, Usage)> {
         match self {
             Self::CrossEncoder(pipeline) => {
-                let prompt = pipeline.settings().query_prompt.as_deref().unwrap_or_default();
-                let query: Arc<str> = format!("{prompt}{query}").into();
+                let query = pipeline.prompted(&query);
                 let pairs = texts.into_iter().map(|text| Input::Pair(Arc::clone(&query), text.into()));
                 let logits = pipeline.logits(pairs.collect(), options.truncation, deadline).await?;
                 let function = if options.raw_scores { ScoreFunction::None } else { ScoreFunction::Sigmoid };

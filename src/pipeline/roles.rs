@@ -124,6 +124,11 @@ pub(super) fn prompt<'a>(
     Ok(known.map(|(name, _)| name.as_str()))
 }
 
+/// Whether two names mean the same role or prompt.
+pub(crate) fn are_same(one: &str, other: &str) -> bool {
+    one == other || ROLES.iter().any(|names| names.contains(&one) && names.contains(&other))
+}
+
 /// Parses a late-interaction role.
 pub(super) fn text_role(name: &str) -> Option<TextRole> {
     let [queries, documents, ..] = ROLES;

@@ -1,6 +1,6 @@
 //! Texts to entities, with the results of the `token-classification` pipeline in `transformers`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,8 @@ use super::{
     encoder::{Encoder, Granularity, Logits, NamedOutput, Row, Vectors},
     encoding::{EncodedWindows, EncodingOptions, Input},
     entities::{
-        Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, resolve_overlaps,
+        Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, entity_group,
+        resolve_overlaps,
     },
     redaction::redact,
     scores::softmax,
@@ -36,6 +37,14 @@ pub struct TokenClassificationSettings {
     /// The token for unknown words, if it is neither `[UNK]` nor `<unk>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown_token: Option<u32>,
+}
+
+impl TokenClassificationSettings {
+    /// The labels of entities, in order.
+    pub fn entity_labels(&self) -> BTreeSet<&str> {
+        let groups = self.labels.iter().map(|label| entity_group(label));
+        groups.filter(|group| *group != OUTSIDE).collect()
+    }
 }
 
 /// Request options.

@@ -1,4 +1,5 @@
-//! Texts to entities with labels that the model was not trained on, with the results of the `gliner` package.
+//! Texts to entities with labels that the model was not trained on, with the results of the packages `gliner` and
+//! `gliner2`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,6 +12,7 @@ use super::{
     executor::tokenize,
     label_vectors::{LabelEncoder, LabelEncoderSettings},
     redaction::redact,
+    schema::{self, Schema},
     scores::ScoreFunction,
     token_classification::FoundEntities,
     zero_shot::Labels,
@@ -18,7 +20,7 @@ use super::{
 use crate::{
     backend::{Deadline, routing::Route},
     error::{Error, Result},
-    tokenizer::{self, Tokenizer, Truncation, WindowOptions, WordPrompt},
+    tokenizer::{self, Tokenizer, Truncation, WindowOptions, WordForm, WordPrompt},
 };
 
 /// Default `threshold`: entities have higher scores.
@@ -31,13 +33,16 @@ const MAX_PAIRS: usize = 1 << 16;
 /// Maximum number of overlapping entities in a window, before the best ones are selected: some 30 MB.
 const MAX_SPANS: usize = 1 << 20;
 
-/// Zero-shot entity settings, from `gliner_config.json`.
+/// Zero-shot entity settings, from `gliner_config.json` or from GLiNER2's `config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZeroShotEntitiesSettings {
     /// Output name; values per word and label: one for each length of the spans that begin with the word, or one each
     /// for the word as the first, the last and any word of an entity.
     pub output: String,
+    /// The token in front of a schema, in models that read labels in one (GLiNER2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema_token: Option<String>,
     /// The token before each label; empty with a label encoder, like the separator.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label_token: String,
@@ -59,8 +64,15 @@ pub struct ZeroShotEntitiesSettings {
 impl ZeroShotEntitiesSettings {
     /// Prompt tokens in front of each text: the labels, each after its marker.
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
+        let form = WordForm::Gliner;
         if self.label_encoder.is_some() {
-            return Ok(WordPrompt { ids: Vec::new(), max_words: self.max_words });
+            return Ok(WordPrompt { ids: Vec::new(), max_words: self.max_words, form });
+        }
+        if let Some(token) = &self.schema_token {
+            let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
+            let schema = Schema { token, name: schema::ENTITIES, label_token, labels, separator };
+            let prompt = schema.prompt(tokenizer, self.max_tokens)?;
+            return Ok(WordPrompt { max_words: self.max_words, ..prompt });
         }
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
@@ -85,11 +97,11 @@ impl ZeroShotEntitiesSettings {
             ids.extend(marker.iter().chain(&tokens));
         }
         ids.extend(tokenizer.ids(&self.separator)?);
-        Ok(WordPrompt { ids, max_words: self.max_words })
+        Ok(WordPrompt { ids, max_words: self.max_words, form })
     }
 }
 
-/// How word spans are selected by score, with the names and defaults in `gliner`.
+/// How word spans are selected by score, with the names and defaults in `gliner`, or as in `gliner2`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EntitySearch {
     /// Entities have higher scores.
@@ -98,6 +110,8 @@ pub struct EntitySearch {
     pub is_flat: bool,
     /// Whether the same words may be several entities.
     pub multi_label: bool,
+    /// Whether entities are chosen for each label by itself (`gliner2`).
+    pub by_label: bool,
 }
 
 impl EntitySearch {
@@ -107,7 +121,8 @@ impl EntitySearch {
         if !(0.0..=1.0).contains(&threshold) {
             return Err(Error::invalid(format!("expected a `threshold` from 0 to 1, but found {threshold}")));
         }
-        Ok(Self { threshold, is_flat: is_flat.unwrap_or(true), multi_label: multi_label.unwrap_or(false) })
+        let (is_flat, multi_label) = (is_flat.unwrap_or(true), multi_label.unwrap_or(false));
+        Ok(Self { threshold, is_flat, multi_label, by_label: false })
     }
 }
 
@@ -193,9 +208,15 @@ impl ZeroShotEntitiesPipeline {
         let (labels, count) = (labels.as_slice(), EntityCount::default());
         let scores_words = self.settings.max_entity_words.is_none();
         let finish = |window: usize, rows: &[Row<'_>]| {
-            let words: Vec<(usize, usize)> = windows.places[window].spans.iter().copied().flatten().collect();
+            let mut words: Vec<(usize, usize)> =
+                windows.places[window].spans.iter().copied().flatten().collect();
+            let stop = AddedStop::of(&mut words);
             let scores = WindowScores { words: &words, logits: rows[0], labels: labels.len() };
-            count.add(search.select(search.spans(scores, scores_words)?))
+            let mut spans = search.select(search.spans(scores, scores_words)?);
+            if let Some(stop) = stop {
+                spans.retain_mut(|span| stop.leave_out(span));
+            }
+            count.add(spans)
         };
         let (found, mut usage) =
             self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
@@ -348,12 +369,25 @@ impl EntitySearch {
         Ok(found)
     }
 
+    /// Resolves conflicts between spans, by label if labels are independent. Returns them in text order.
+    fn select(&self, spans: Vec<Span>) -> Vec<Span> {
+        if !self.by_label {
+            return self.select_together(spans);
+        }
+        let mut by_label: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
+        spans.into_iter().for_each(|span| by_label.entry(span.label).or_default().push(span));
+        let mut selected: Vec<Span> =
+            by_label.into_values().flat_map(|spans| self.select_together(spans)).collect();
+        selected.sort_by_key(|span| span.start);
+        selected
+    }
+
     /// Resolves conflicts between spans in favour of the highest score; ties go to the first span. Returns
     /// them in text order.
     ///
     /// Overlapping spans conflict, unless they are nested and entities are not flat, or both cover the same words and
     /// may have several labels.
-    fn select(&self, mut spans: Vec<Span>) -> Vec<Span> {
+    fn select_together(&self, mut spans: Vec<Span>) -> Vec<Span> {
         spans.sort_by(|left, right| right.score.total_cmp(&left.score));
         let longest = spans.iter().map(|span| span.end - span.start).max().unwrap_or(0);
         let mut labels: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
@@ -379,6 +413,36 @@ impl EntitySearch {
         });
         spans.sort_by_key(|span| span.start);
         spans
+    }
+}
+
+/// The full stop that a model reads behind a text, whose span is empty.
+#[derive(Clone, Copy, Debug)]
+struct AddedStop {
+    /// The text's end.
+    start: usize,
+    /// The end of the word in front of it.
+    before: usize,
+}
+
+impl AddedStop {
+    /// Finds it among a window's words, and gives it a character behind the text, so that it conflicts with others like any
+    /// word.
+    fn of(words: &mut [(usize, usize)]) -> Option<Self> {
+        let (last, others) = words.split_last_mut()?;
+        let start = last.0;
+        (last.1 == start).then(|| {
+            last.1 += 1;
+            Self { start, before: others.last().map_or(start, |(_, end)| *end) }
+        })
+    }
+
+    /// Ends a span in front of it; returns whether the span has other words.
+    fn leave_out(self, span: &mut Span) -> bool {
+        if span.end > self.start {
+            span.end = self.before;
+        }
+        span.start < span.end
     }
 }
 
@@ -425,6 +489,30 @@ mod tests {
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
         // Ties go to the first entity.
         assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);
+    }
+
+    #[test]
+    fn labels_are_independent_on_request() {
+        let span = |(start, end, label, score)| Span { start, end, label, score };
+        let crossing = [(0, 5, 0, 0.6), (3, 8, 1, 0.7), (3, 8, 0, 0.8), (9, 12, 1, 0.5)].map(span);
+        let search = EntitySearch { by_label: true, ..EntitySearch::new(None, None, None).unwrap() };
+        let found = search.select(crossing.to_vec());
+        let found: Vec<_> = found.into_iter().map(|span| (span.start, span.end, span.label)).collect();
+        assert_eq!(found, [(3, 8, 0), (3, 8, 1), (9, 12, 1)]);
+    }
+
+    #[test]
+    fn an_added_stop_is_no_part_of_entities() {
+        let mut words = [(0, 2), (3, 6), (8, 8)];
+        let stop = AddedStop::of(&mut words).unwrap();
+        assert_eq!(words[2], (8, 9));
+        let left = |start, end| {
+            let mut span = Span { start, end, label: 0, score: 1.0 };
+            stop.leave_out(&mut span).then_some((span.start, span.end))
+        };
+        assert_eq!([left(0, 2), left(3, 9), left(8, 9)], [Some((0, 2)), Some((3, 6)), None]);
+        assert!(AddedStop::of(&mut [(0, 2)]).is_none());
+        assert!(AddedStop::of(&mut []).is_none());
     }
 
     #[test]

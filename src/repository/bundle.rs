@@ -1,15 +1,16 @@
 //! Bundles: folders or S3 prefixes with a manifest and the files that it lists. Files are verified when they are read.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
 };
 
+use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    hashes::FileHashes,
     manifest::{File, Manifest},
     s3::{Object, Store, Url},
 };
@@ -49,6 +50,8 @@ pub enum Home {
     Folder(PathBuf),
     /// An S3 prefix.
     S3(Store, Url),
+    /// The files in memory, by name.
+    Memory(BTreeMap<String, Bytes>),
 }
 
 impl Bundle {
@@ -70,6 +73,11 @@ impl Bundle {
             _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
         })?;
         Self::parse(&text, Home::Folder(folder.to_owned()), &folder.display())
+    }
+
+    /// The bundle with the manifest `text`, whose files are in memory.
+    pub fn in_memory(text: &str, files: BTreeMap<String, Bytes>) -> Result<Self> {
+        Self::parse(text, Home::Memory(files), &MANIFEST)
     }
 
     /// The bundle with the manifest `text`; errors name `place`.
@@ -99,6 +107,18 @@ impl Bundle {
         match &self.home {
             Home::Folder(folder) => folder.join(name),
             Home::S3(_, url) => url.join(name).to_string().into(),
+            Home::Memory(_) => name.into(),
+        }
+    }
+
+    /// Reads and verifies a file. Bytes in memory are shared.
+    pub fn bytes(&self, name: &str) -> Result<Bytes> {
+        match &self.home {
+            Home::Memory(files) => {
+                self.stream(name, |_| ())?;
+                Ok(files.get(name).cloned().unwrap_or_default())
+            }
+            Home::Folder(_) | Home::S3(..) => Ok(self.read(name)?.into()),
         }
     }
 
@@ -112,8 +132,8 @@ impl Bundle {
     /// Reads the tokenizer, from [`PIECES`] if it exists.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match self.manifest.file(PIECES) {
-            Some(_) => Tokenizer::from_compiled(self.read(PIECES)?),
-            None => Tokenizer::from_json(&self.read(TOKENIZER)?),
+            Some(_) => Tokenizer::from_compiled(self.bytes(PIECES)?),
+            None => Tokenizer::from_json(&self.bytes(TOKENIZER)?),
         }
     }
 
@@ -136,6 +156,16 @@ impl Bundle {
                 }
                 file.size
             }
+            Home::Memory(files) => {
+                let found = files.get(name).ok_or_else(|| {
+                    Error::model(format!(
+                        "expected `{name}` among the files of `{}`, but found no such file; pass all files of the bundle",
+                        self.manifest.name
+                    ))
+                })?;
+                take(found);
+                found.len() as u64
+            }
         };
         check(file, &self.path(name), size, hash.finalize())
     }
@@ -151,39 +181,9 @@ impl Bundle {
         let mut names = self.manifest.files.iter().map(|file| file.name.as_str());
         names.try_for_each(|name| self.stream(name, |_| ()))
     }
-
-    /// Begins to verify all files in a local folder except the names in `except`.
-    pub fn verification(&self, except: &[&str]) -> Result<Verification<'_>> {
-        let files = self.manifest.files.iter().filter(|file| !except.contains(&file.name.as_str()));
-        let files: Vec<(&File, PathBuf)> = files.map(|file| (file, self.path(&file.name))).collect();
-        let hashes = FileHashes::open(files.iter().map(|(_, path)| path.clone()))?;
-        Ok(Verification { files, hashes })
-    }
 }
 
-/// Verifies a bundle's files; threads can share the work.
-#[derive(Debug)]
-pub struct Verification<'a> {
-    files: Vec<(&'a File, PathBuf)>,
-    hashes: FileHashes,
-}
-
-impl Verification<'_> {
-    /// Hashes file parts until none is left. Other threads may still be busy then.
-    pub fn work(&self) -> Result<()> {
-        self.hashes.work()
-    }
-
-    /// Compares sizes and digests with the manifest, once all threads are done.
-    pub fn finish(&self) -> Result<()> {
-        let unfinished = || Error::model("the files of the bundle are not verified");
-        let hashes = self.hashes.finish().ok_or_else(unfinished)?;
-        let mut found = self.files.iter().zip(hashes);
-        found.try_for_each(|((file, path), (size, hash))| check(file, path, size, hash))
-    }
-}
-
-fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
+pub(super) fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     let damaged = |expected: String, found: String| {
         Err(Error::model(format!(
             "expected `{}` to have {expected}, but found {found}; the bundle is damaged: build or fetch it again",
@@ -198,6 +198,12 @@ fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()
     } else {
         Ok(())
     }
+}
+
+/// The files that loading reads: all but the tokenizer's JSON, if its compiled form is there.
+pub fn loaded_files(manifest: &Manifest) -> impl Iterator<Item = &File> {
+    let is_compiled = manifest.file(PIECES).is_some();
+    manifest.files.iter().filter(move |file| !(is_compiled && file.name == TOKENIZER))
 }
 
 /// Manifest entry for the file at `path`.

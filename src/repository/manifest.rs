@@ -79,6 +79,20 @@ pub struct Manifest {
     pub files: Vec<File>,
 }
 
+/// Checks the name of a model that is built: it is a segment of the paths of routes, a folder's name, and a word in lists of
+/// models, keys and prompts.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+    if name.starts_with(|c: char| c.is_alphanumeric() || c == '_') && name.chars().all(is_plain) {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "expected a model name of letters, digits, `-`, `_` and `.` that begins with a letter, a digit or `_`, but found \
+         `{}`",
+        name.escape_debug()
+    )))
+}
+
 fn is_default(engine: &Engine) -> bool {
     *engine == Engine::default()
 }
@@ -205,6 +219,9 @@ pub enum Quality {
     Seq2Seq {
         /// Measured texts.
         texts: usize,
+        /// chrF2 against fp32, 0 to 100; `None` in older versions' bundles.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chrf: Option<f32>,
         /// Text similarity: twice the common words, in order, divided by the sum of both word counts.
         similarity: f32,
         /// Share of identical texts.

@@ -2,14 +2,21 @@
 //! Triton model repositories.
 
 pub mod bundle;
+#[cfg(not(target_family = "wasm"))]
 pub mod folder;
+#[cfg(not(target_family = "wasm"))]
 mod hashes;
 pub mod manifest;
+#[cfg(not(target_family = "wasm"))]
 pub mod remote;
 pub mod s3;
+#[cfg(not(target_family = "wasm"))]
 pub mod sealed;
 mod task_settings;
+#[cfg(not(target_family = "wasm"))]
 pub mod triton;
+#[cfg(not(target_family = "wasm"))]
+pub mod verification;
 mod weight_form;
 
 pub use self::{

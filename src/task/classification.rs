@@ -76,8 +76,13 @@ impl Classifier {
         &self.pipeline.settings().labels
     }
 
-    /// Scores texts or pairs.
+    /// Scores texts or pairs, whose first text gets the model's prompt, as in sentence-transformers' `CrossEncoder`.
     pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Scores> {
+        let prompted = |input| match input {
+            Input::Pair(first, second) => Input::Pair(self.pipeline.prompted(&first), second),
+            other => other,
+        };
+        let inputs = inputs.into_iter().map(prompted).collect();
         let logits = self.pipeline.logits(inputs, self.truncation, deadline).await?;
         let rows = logits.rows.iter().map(|row| self.function.apply(row)).collect();
         Ok(Scores { rows, usage: logits.usage })

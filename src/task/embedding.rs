@@ -79,27 +79,48 @@ pub struct Embedder {
     has_words: bool,
 }
 
-impl EmbeddingParameters {
-    /// The options with the defaults in `scope`.
-    pub fn options(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<EmbeddingOptions> {
-        let (prompt_name, prompt) = match (&self.prompt_name, &self.prompt, &self.instruction) {
-            (name, None, None) => (name.clone(), None),
+/// What a request says about the prompt before its texts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestedPrompt<'a> {
+    /// A prompt's name, or a role.
+    pub(super) name: Option<&'a str>,
+    /// The prompt itself.
+    pub(super) prompt: Option<&'a str>,
+    /// Another instruction in the model's prompt.
+    pub(super) instruction: Option<&'a str>,
+}
+
+impl RequestedPrompt<'_> {
+    /// The prompt's name, and the prompt itself unless it is the model's with that name.
+    pub(super) fn of(self, pipeline: &EmbeddingPipeline) -> Result<(Option<String>, Option<String>)> {
+        match (self.name, self.prompt, self.instruction) {
+            (name, None, None) => Ok((name.map(str::to_owned), None)),
             (None, Some(prompt), None) => {
                 check_size("prompt", prompt)?;
-                (None, Some(prompt.clone()))
+                Ok((None, Some(prompt.to_owned())))
             }
             (name, None, Some(instruction)) => {
                 check_instruction("instruction", instruction)?;
-                let (name, prompt) = pipeline.settings().instructed(name.as_deref(), instruction)?;
-                (name, Some(prompt))
+                let (name, prompt) = pipeline.settings().instructed(name, instruction)?;
+                Ok((name, Some(prompt)))
             }
-            _ => {
-                return Err(Error::invalid(
-                    "expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out \
-                     the others",
-                ));
-            }
+            _ => Err(Error::invalid(
+                "expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the \
+                 others",
+            )),
+        }
+    }
+}
+
+impl EmbeddingParameters {
+    /// The options with the defaults in `scope`.
+    pub fn options(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<EmbeddingOptions> {
+        let requested = RequestedPrompt {
+            name: self.prompt_name.as_deref(),
+            prompt: self.prompt.as_deref(),
+            instruction: self.instruction.as_deref(),
         };
+        let (prompt_name, prompt) = requested.of(pipeline)?;
         Ok(EmbeddingOptions {
             truncation: self.truncation.truncation(scope),
             normalize: self.normalize,

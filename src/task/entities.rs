@@ -54,7 +54,8 @@ pub struct ZeroShotEntitiesParameters {
     #[arg(long, value_name = "SCORE")]
     #[schemars(range(min = 0, max = 1))]
     pub threshold: Option<f32>,
-    /// Whether no entity is inside of another; true by default.
+    /// Whether no entity is inside of another; true by default. GLiNER2 chooses entities for each label by itself unless a
+    /// request has this parameter or `multi_label`.
     #[serde(alias = "flat")]
     #[arg(
         long = "nested",
@@ -114,9 +115,13 @@ impl ZeroShotEntitiesParameters {
     /// Checks the parameters.
     pub fn prepare(&self, pipeline: &ZeroShotEntitiesPipeline, scope: &Scope) -> Result<EntityFinder> {
         let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
+        let is_given = self.flat_ner.is_some() || self.multi_label.is_some();
         let options = ZeroShotEntitiesOptions {
             labels: Labels::new(labels, scope.max_labels)?,
-            search: EntitySearch::new(self.threshold, self.flat_ner, self.multi_label)?,
+            search: EntitySearch {
+                by_label: pipeline.settings().schema_token.is_some() && !is_given,
+                ..EntitySearch::new(self.threshold, self.flat_ner, self.multi_label)?
+            },
             windows: WindowOptions {
                 stride: self.stride,
                 truncation: self.truncation.truncation(scope),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::embedding::RequestedPrompt;
 use crate::{
     backend::Deadline,
     error::{Error, Result},
@@ -21,6 +22,10 @@ pub struct TokenParameters {
     pub add_special_tokens: Option<bool>,
     /// Prompt to put before each text, by name.
     pub prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    pub prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    pub instruction: Option<String>,
     /// The source language, for translation models with a special token for it.
     pub src_lang: Option<String>,
     /// The target language, for translation models with a special token for it.
@@ -54,21 +59,37 @@ pub struct TokenReader {
 }
 
 impl TokenParameters {
-    /// Checks the prompt's name.
+    /// Checks the prompt.
     pub(super) fn prepare(self, model: &Model) -> Result<TokenReader> {
-        let prompt = match (model.pipeline.embedding(), self.prompt_name.as_deref()) {
-            (Some(pipeline), name) => pipeline.prompt(name)?,
-            // Tasks that use an embedding model apply its default prompt only.
-            (None, None) => match model.pipeline.embedding_of_any_task() {
-                Some(pipeline) => pipeline.prompt(None)?,
-                None => None,
-            },
+        let Self { prompt_name, prompt, instruction, .. } = &self;
+        let prompt = match (model.pipeline.embedding(), prompt_name.as_deref()) {
+            (Some(pipeline), name) => {
+                let requested =
+                    RequestedPrompt { name, prompt: prompt.as_deref(), instruction: instruction.as_deref() };
+                let (name, prompt) = requested.of(pipeline)?;
+                match prompt {
+                    Some(prompt) => Some(prompt),
+                    None => pipeline.prompt(name.as_deref())?.map(str::to_owned),
+                }
+            }
             (None, Some(name)) => {
                 return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)));
             }
+            (None, None) => {
+                let given = [("prompt", prompt), ("instruction", instruction)];
+                if let Some((field, _)) = given.into_iter().find(|(_, given)| given.is_some()) {
+                    return Err(Error::invalid(format!(
+                        "expected an embedding model for `{field}`, but `{}` is for `{}`; leave it out",
+                        model.name, model.manifest.task
+                    )));
+                }
+                // Tasks that use an embedding model apply its default prompt only.
+                let pipeline = model.pipeline.embedding_of_any_task();
+                pipeline.map(|pipeline| pipeline.prompt(None)).transpose()?.flatten().map(str::to_owned)
+            }
         };
         Ok(TokenReader {
-            prompt: prompt.unwrap_or_default().to_owned(),
+            prompt: prompt.unwrap_or_default(),
             tokenizer: Arc::clone(model.pipeline.tokenizer()),
             generator: model.pipeline.generator().cloned(),
             max_tokens: usize::MAX,

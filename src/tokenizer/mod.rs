@@ -29,7 +29,7 @@ use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
     encode::{Encoding, Side, Truncation, reach},
     windows::{Window, WindowOptions, word_bounds},
-    words::WordPrompt,
+    words::{WordForm, WordPrompt},
 };
 use crate::{
     error::{Error, Result},

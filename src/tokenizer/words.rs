@@ -1,6 +1,6 @@
 //! Texts in word windows, for models that read each word's first token.
 
-use std::{collections::VecDeque, sync::LazyLock};
+use std::{borrow::Cow, collections::VecDeque, iter, sync::LazyLock};
 
 use regex::Regex;
 
@@ -16,17 +16,45 @@ static WORDS: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"[\p{L}\p{N}_]+(?:-[\p{L}\p{N}_]+)*|[^\s\x1c-\x1f]").expect("the pattern is valid")
 });
 
-/// The tokens in front of each text, and the model's word limit.
+/// Matches web addresses, e-mail addresses, names after `@`, words of letters, digits and marks, which hyphens or
+/// underscores may join, and all other characters one by one, as in the `gliner2` package.
+///
+/// In Python, `[a-z]` without case includes two letters that the crate's does not.
+#[expect(clippy::expect_used, reason = "the pattern is fixed")]
+static ADDRESSES_AND_WORDS: LazyLock<Regex> = LazyLock::new(|| {
+    const SPACE: &str = r"\s\x1c-\x1f";
+    const LETTER: &str = r"a-z\u{130}\u{131}";
+    const WORD: &str = r"[\p{L}\p{N}_\p{M}\u{200c}\u{200d}]+";
+    let pattern = format!(
+        r"(?i)https?://[^{SPACE}]+|www\.[^{SPACE}]+|[{LETTER}0-9._%+-]+@[{LETTER}0-9.-]+\.[{LETTER}]{{2,}}|@[{LETTER}0-9_]+|{WORD}(?:[-_]{WORD})*|[^{SPACE}]"
+    );
+    Regex::new(&pattern).expect("the pattern is valid")
+});
+
+/// The tokens in front of each text, and how a model reads its words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WordPrompt {
     /// The token ids between the first special token and the text.
     pub ids: Vec<u32>,
     /// Maximum words per text or window.
     pub max_words: usize,
+    /// How texts become words.
+    pub form: WordForm,
+}
+
+/// How texts become words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordForm {
+    /// As in the package `gliner`.
+    Gliner,
+    /// As in the package `gliner2`: with whole addresses, and in lower case. A text that does not end with a full stop, an
+    /// exclamation mark or a question mark gets a full stop, a word with an empty span. There are no special tokens around
+    /// a text.
+    Gliner2,
 }
 
 struct Word<'a> {
-    text: &'a str,
+    text: Cow<'a, str>,
     /// Start and end in the text, in characters.
     span: (usize, usize),
 }
@@ -36,14 +64,26 @@ struct WordTokens {
     span: (usize, usize),
 }
 
-fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
+fn words(text: &str, form: WordForm) -> impl Iterator<Item = Word<'_>> {
+    let (pattern, is_lower) = match form {
+        WordForm::Gliner => (&WORDS, false),
+        WordForm::Gliner2 => (&ADDRESSES_AND_WORDS, true),
+    };
     let (mut byte, mut character) = (0, 0);
-    WORDS.find_iter(text).map(move |found| {
+    let found = pattern.find_iter(text).map(move |found| {
         let start = character + text[byte..found.start()].chars().count();
         let end = start + found.as_str().chars().count();
         (byte, character) = (found.end(), end);
-        Word { text: found.as_str(), span: (start, end) }
-    })
+        let word = found.as_str();
+        let text = if is_lower { Cow::Owned(word.to_lowercase()) } else { Cow::Borrowed(word) };
+        Word { text, span: (start, end) }
+    });
+    let adds_stop = form == WordForm::Gliner2 && !text.ends_with(['.', '!', '?']);
+    let stop = iter::once_with(move || {
+        let end = adds_stop.then(|| text.chars().count());
+        end.map(|end| Word { text: Cow::Borrowed("."), span: (end, end) })
+    });
+    found.chain(stop.flatten())
 }
 
 impl Tokenizer {
@@ -59,8 +99,12 @@ impl Tokenizer {
         limit: usize,
         options: WindowOptions,
     ) -> Result<Vec<Window>> {
-        let WordPrompt { ids, max_words } = prompt;
-        let room = limit.saturating_sub(self.special_count() + ids.len());
+        let WordPrompt { ids, max_words, form } = prompt;
+        let [before, after]: [&[u32]; 2] = match form {
+            WordForm::Gliner => self.special_ids().each_ref().map(Vec::as_slice),
+            WordForm::Gliner2 => [&[]; 2],
+        };
+        let room = limit.saturating_sub(before.len() + after.len() + ids.len());
         if room == 0 {
             return Err(Error::too_large(format!(
                 "the labels have {} tokens, but the model takes at most {limit}, text tokens included; send fewer \
@@ -74,14 +118,14 @@ impl Tokenizer {
                     "expected a `stride` below {max_words}, the words of a window, but found {stride}"
                 )));
             }
-            Some(_) => self.read_words(words(text), [*max_words, room], options.max_windows)?,
+            Some(_) => self.read_words(words(text, *form), [*max_words, room], options.max_windows)?,
             None if options.truncation == Truncation::At(Side::Left) => {
-                let last = last_words(text, max_words.saturating_add(1)).into_iter().rev();
+                let last = last_words(text, *form, max_words.saturating_add(1)).into_iter().rev();
                 let (mut found, is_whole) = self.read_words(last, [*max_words, room], 1)?;
                 found.reverse();
                 (found, is_whole)
             }
-            None => self.read_words(words(text), [*max_words, room], 1)?,
+            None => self.read_words(words(text, *form), [*max_words, room], 1)?,
         };
         let windows = match options.stride {
             None if !is_whole && options.truncation == Truncation::Off => {
@@ -104,7 +148,6 @@ impl Tokenizer {
                 windows
             }
         };
-        let [before, after] = self.special_ids();
         let truncated_from = (!is_whole).then_some(limit + 1);
         Ok(windows.into_iter().map(|words| window(words, [before, ids, after], truncated_from)).collect())
     }
@@ -132,7 +175,7 @@ impl Tokenizer {
             if text.len() > reach(room) {
                 return Err(too_long(text.len(), "bytes"));
             }
-            let ids = self.ids(text)?;
+            let ids = self.ids(&text)?;
             if ids.len() > room {
                 return Err(too_long(ids.len(), "tokens"));
             }
@@ -150,9 +193,9 @@ impl Tokenizer {
 }
 
 /// A text's last `max` words.
-fn last_words(text: &str, max: usize) -> VecDeque<Word<'_>> {
+fn last_words(text: &str, form: WordForm, max: usize) -> VecDeque<Word<'_>> {
     let mut last = VecDeque::new();
-    for word in words(text) {
+    for word in words(text, form) {
         if last.len() == max {
             last.pop_front();
         }
@@ -201,19 +244,23 @@ fn window(
 mod tests {
     use super::*;
 
-    fn split(text: &str) -> Vec<(&str, (usize, usize))> {
-        words(text).map(|word| (word.text, word.span)).collect()
+    fn split_as(form: WordForm, text: &str) -> Vec<(String, (usize, usize))> {
+        words(text, form).map(|word| (word.text.into_owned(), word.span)).collect()
+    }
+
+    fn split(text: &str) -> Vec<(String, (usize, usize))> {
+        split_as(WordForm::Gliner, text)
     }
 
     #[test]
     fn words_are_those_of_python() {
         let found = split("Ann O'Neill-McDonald, a_b--c x- ½²");
-        let texts: Vec<&str> = found.iter().map(|(text, _)| *text).collect();
+        let texts: Vec<&str> = found.iter().map(|(text, _)| text.as_str()).collect();
         assert_eq!(texts, ["Ann", "O", "'", "Neill-McDonald", ",", "a_b", "-", "-", "c", "x", "-", "½²"]);
         assert_eq!(found[3].1, (6, 20));
         // Combining marks, joined emoji and the control characters that Python takes for white space.
         let texts = split("Jose\u{301} 👩\u{200d}👧 a\u{1c}b\u{85}\u{a0}");
-        let expected: [(&str, (usize, usize)); 7] = [
+        let expected = [
             ("Jose", (0, 4)),
             ("\u{301}", (4, 5)),
             ("👩", (6, 7)),
@@ -222,8 +269,42 @@ mod tests {
             ("a", (10, 11)),
             ("b", (12, 13)),
         ];
-        assert_eq!(texts, expected);
+        assert_eq!(texts, expected.map(|(text, span)| (text.to_owned(), span)));
         assert!(split(" \t\u{3000}").is_empty());
+    }
+
+    /// The words of `gliner2` 2.1.0's `WhitespaceTokenSplitter`, for its normalized text.
+    #[test]
+    fn addresses_are_words_and_texts_end_with_a_stop() {
+        let texts = |text: &str| -> Vec<String> {
+            split_as(WordForm::Gliner2, text).into_iter().map(|(text, _)| text).collect()
+        };
+        assert_eq!(
+            texts("Mail Ann_B-c.d+e%f@Mail.example.org or @ann_b, see HTTPS://example.org/A?b=1,2 a@b.c!"),
+            [
+                "mail",
+                "ann_b-c.d+e%f@mail.example.org",
+                "or",
+                "@ann_b",
+                ",",
+                "see",
+                "https://example.org/a?b=1,2",
+                "a",
+                "@b",
+                ".",
+                "c",
+                "!",
+            ]
+        );
+        assert_eq!(
+            texts("Jose\u{301}-Mari\u{301}a a--b _x_ ſ@ſ.ſk\u{131}"),
+            ["jose\u{301}-mari\u{301}a", "a", "-", "-", "b", "_x_", "ſ@ſ.ſk\u{131}", ".",]
+        );
+        assert_eq!(
+            split_as(WordForm::Gliner2, "Hi  "),
+            [("hi".to_owned(), (0, 2)), (".".to_owned(), (4, 4))]
+        );
+        assert_eq!(texts(""), ["."]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 """What the classes of a model declare, by reflection: keys with defaults, other classes, and components of tokenizers."""
 
 import ast
+import contextlib
 import enum
 import functools
 import inspect
@@ -14,7 +15,7 @@ import tokenizers
 import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-OWN = ("transformers", "sentence_transformers")
+OWN = ("transformers", "sentence_transformers", "gliclass", "gliner2")
 
 
 def classes(kind):
@@ -88,9 +89,23 @@ def keys(kind, objects=(), others=()):
     return {name: value for name, value in found.items() if not name.startswith("__")}
 
 
+def config_class(model_type):
+    """A family's config class; nothing if no library here has the family."""
+    with contextlib.suppress(ImportError):
+        if model_type == "GLiClass":
+            from gliclass import GLiClassModelConfig
+
+            return GLiClassModelConfig
+        if model_type == "extractor":
+            from gliner2.configuration import ExtractorConfig
+
+            return ExtractorConfig
+    return CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None
+
+
 @functools.cache
 def config_keys(model_type):
-    kind = CONFIG_MAPPING[model_type]
+    kind = config_class(model_type)
     code = [module for name, module in sys.modules.items() if name.startswith(kind.__module__.rpartition(".")[0] + ".modeling")]
     found = keys(kind, ("config",), tuple(code))
     found.update({name: None for name in kind.attribute_map})
@@ -100,8 +115,9 @@ def config_keys(model_type):
 
 def architectures(model_type):
     """The models of a family: they share the beginning of a config class's name."""
-    prefix = CONFIG_MAPPING[model_type].__name__.removesuffix("Config")
-    return [name for name in dir(transformers) if name.startswith(f"{prefix}For") or name == f"{prefix}Model"]
+    prefix = config_class(model_type).__name__.removesuffix("Config")
+    found = [name for name in dir(transformers) if name.startswith(f"{prefix}For") or name == f"{prefix}Model"]
+    return found or [f"{prefix}Model", "BertModel"]
 
 
 @functools.cache
@@ -143,7 +159,7 @@ def declared(folder):
     folder = Path(folder)
     config_file = folder / "config.json"
     model_type = json.loads(config_file.read_text()).get("model_type") if config_file.is_file() else None
-    is_known = model_type in CONFIG_MAPPING
+    is_known = config_class(model_type) is not None
     try:
         tokenizer = type(AutoTokenizer.from_pretrained(folder))
     except Exception:  # reported by the first run of the model

@@ -19,6 +19,10 @@ PAIRS = [
     ["A query with [SEP] in it", LONG],
     ["the cat", "Le chat ² est là</s>"],
 ]
+# Texts that models read with labels; texts beyond a limit are not compared.
+SHORT = [text for text in TEXTS if text != LONG]
+LABELS = ["travel", "city life", "e-mail address"]
+THRESHOLD = 0.3
 SOURCES = ["The cat sits on the mat.", "Where is the nearest train station, and when does the next train leave?", "x² [MASK] ½ 猫"]
 
 # The options of generation in requests; without any, the model's settings decide.
@@ -50,8 +54,10 @@ def kind_of(folder):
         return "ranker"
     if modules:
         return "embedder"
-    if not (folder / "config.json").is_file() or config.get("model_type") == "GLiClass":
+    if not (folder / "config.json").is_file():
         return None
+    if config.get("model_type") in ("GLiClass", "extractor"):
+        return "labels" if config["model_type"] == "GLiClass" else "entities"
     if head.endswith("ForSequenceClassification"):
         return "ranker" if len(config.get("id2label", {0: 0, 1: 1})) == 1 else "classifier"
     if head.endswith("ForTokenClassification"):
@@ -96,6 +102,14 @@ def requests(kind, name):
     if kind == "tagger":
         options = {"aggregation_strategy": "none", "ignore_labels": []}
         return [{"path": "/models/model", "body": {"inputs": TEXTS, "parameters": options}}]
+    if kind == "labels":
+        return [
+            {"path": "/models/model", "body": {"inputs": SHORT, "parameters": {"candidate_labels": LABELS, "multi_label": is_multi}}}
+            for is_multi in (False, True)
+        ]
+    if kind == "entities":
+        parameters = {"labels": LABELS, "threshold": THRESHOLD}
+        return [{"path": "/models/model", "body": {"inputs": SHORT, "parameters": parameters}}]
     source, target = LANGUAGES.get(name, (None, None))
     languages = {"src_lang": source, "tgt_lang": target} if source else {}
     return [
@@ -125,9 +139,19 @@ def values(kind, bodies):
         return {f"pair {place}": rows and ordered(rows) for place, rows in enumerate(bodies)}
     if kind == "tagger":
         return {"entities": bodies[0]}
+    if kind == "labels":
+        scores = lambda rows: rows and [{entry["label"]: entry["score"] for entry in row} for row in rows]
+        return {name: scores(rows) for name, rows in zip(("single", "multi"), bodies)}
+    if kind == "entities":
+        return {"entities": bodies[0] and [ordered(row) for row in bodies[0]]}
     # Of several texts, the first. Slow tokenizers strip texts.
     texts = lambda rows: rows and [next(iter(first(row).values())).strip() for row in rows]
     return {json.dumps(options): texts(rows) for options, rows in zip(OPTIONS, bodies)}
+
+
+def ordered(entities):
+    """Entities by place and label, in the form of Kivu's."""
+    return sorted(entities, key=lambda entity: (entity["start"], entity["end"], entity["entity_group"]))
 
 
 def first(row):

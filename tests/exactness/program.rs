@@ -22,7 +22,7 @@ use kivu::{
     pipeline::Task,
     repository::manifest::Precision,
 };
-use kivu_compiler::{Request, build};
+use kivu_compiler::{Request, build, quality::Samples};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -86,6 +86,7 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
         precision: Some(Precision::Fp32),
         engine: EngineChoice::Auto,
         allow: Vec::new(),
+        samples: Samples::default(),
         cache: config.home.clone(),
     };
     tokio::task::block_in_place(|| build(&request, &|| Ok(runtime), &()))?;

@@ -4,7 +4,7 @@ import json
 
 import torch
 import transformers
-from kinds import LANGUAGES, OPTIONS, PAIRS, SOURCES, TEXTS, first, normalized, sources, task_of
+from kinds import LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, task_of
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
     AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, pipeline,
@@ -92,6 +92,40 @@ def tagger(folder, name):
     return {"entities": [[{key: plain(value) for key, value in entry.items()} for entry in row] for row in rows]}
 
 
+def labels(folder, name):
+    """GLiClass's scores; only one environment has the package."""
+    from gliclass import GLiClassModel, ZeroShotClassificationPipeline
+
+    model = GLiClassModel.from_pretrained(folder, **FLOAT32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    scores = {}
+    for kind in ("single", "multi"):
+        pipe = ZeroShotClassificationPipeline(
+            model, tokenizer, max_length=tokenizer.model_max_length, classification_type=f"{kind}-label", device="cpu",
+            progress_bar=False,
+        )  # fmt: skip
+        rows = [pipe(text, LABELS, threshold=0.0, return_hierarchical=True)[0] for text in SHORT]
+        scores[kind] = [{label: float(row[label]) for label in LABELS} for row in rows]
+    return scores
+
+
+def entities(folder, name):
+    """GLiNER2's entities; only one environment has the package."""
+    from gliner2.inference.engine import SpanExtractor
+
+    model = SpanExtractor.from_pretrained(folder).eval()
+    rows = []
+    for text in SHORT:
+        found = model.extract_entities(text, LABELS, THRESHOLD, include_confidence=True, include_spans=True)
+        # The package adds a full stop to a text, which Kivu leaves out.
+        ends = [(label, entity, min(entity["end"], len(text.rstrip()))) for label in LABELS for entity in found["entities"].get(label, [])]
+        rows.append(ordered([
+            {"entity_group": label, "word": text[entity["start"]:end], "start": entity["start"], "end": end, "score": entity["confidence"]}
+            for label, entity, end in ends if entity["start"] < end
+        ]))  # fmt: skip
+    return {"entities": rows}
+
+
 def generator(folder, name):
     """Translations as by `generate`, other texts as by the pipelines."""
     parts = loaded(folder, AutoModelForSeq2SeqLM, use_fast=name not in SLOW)
@@ -141,5 +175,5 @@ def target_of(model, tokenizer, name):
 
 KINDS = {
     "embedder": embedder, "sparse": sparse, "classifier": classifier, "ranker": ranker, "tagger": tagger,
-    "generator": generator,
+    "generator": generator, "labels": labels, "entities": entities,
 }

@@ -167,7 +167,8 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
 /// A rejected request's status and message.
 async fn refusal(path: &str, body: impl Into<Body>) -> String {
     let (status, body) = answer(app().oneshot(post(path, body)).await.unwrap()).await;
-    let message = body["error"]["message"].as_str().or(body["error"].as_str()).unwrap_or("no message");
+    let messages = [&body["error"]["message"], &body["error"], &body["message"], &body["detail"]];
+    let message = messages.into_iter().find_map(Value::as_str).unwrap_or("no message");
     format!("{}: {message}", status.as_u16())
 }
 
@@ -387,6 +388,84 @@ async fn fields_that_are_given_twice_are_refused() {
     }
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": true, "truncate": true}"#).await, @"422: expected each field once in the body, but found `truncate` twice");
     insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}, {"inputs": "a", "inputs": "b"}]}"#).await, @"422: expected each field once in `instances[1]`, but found `inputs` twice");
+}
+
+#[tokio::test]
+async fn fields_that_contradict_each_other_are_refused() {
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "dimensions": 1, "output_dimension": 2}"#).await, @"422: expected `dimensions` and `output_dimension` to agree, but found different values; leave one of them out");
+    insta::assert_snapshot!(refusal("/v1/rerank", r#"{"query": "cat", "documents": ["a", "b"], "top_n": 1, "top_k": 2}"#).await, @"422: expected `top_n` and `top_k` to agree, but found different values; leave one of them out");
+    let pairs = [
+        (
+            "/v1/embeddings",
+            json!({ "input": "a", "truncate": true, "truncation": false }),
+            ["truncate", "truncation"],
+        ),
+        (
+            "/v1/embeddings",
+            json!({ "input": "a", "input_type": "query", "task": "retrieval.passage" }),
+            ["input_type", "task"],
+        ),
+        (
+            "/v1/embeddings",
+            json!({ "input": "a", "model": "tiny:query", "input_type": "document" }),
+            ["input_type", "model"],
+        ),
+        (
+            "/v2/embed",
+            json!({ "texts": ["a"], "model": "tiny:query", "input_type": "search_document" }),
+            ["input_type", "model"],
+        ),
+        (
+            "/models/tiny",
+            json!({ "inputs": "a", "dimensions": 1, "parameters": { "dimensions": 2 } }),
+            ["dimensions", "parameters.dimensions"],
+        ),
+        (
+            "/models/tiny",
+            json!({ "inputs": "a", "truncate": true, "parameters": { "truncation": false } }),
+            ["truncate", "truncation"],
+        ),
+    ];
+    for (path, body, [one, other]) in pairs {
+        let found = refusal(path, body.to_string()).await;
+        let expected = format!("422: expected `{one}` and `{other}` to agree, but found different values;");
+        assert!(found.starts_with(&expected), "{path} {body}: {found}");
+    }
+    for body in [
+        json!({ "input": "a", "dimensions": 1, "output_dimension": 1, "truncate": true, "truncation": true }),
+        json!({ "input": "a", "model": "tiny:query", "input_type": "search_query", "task": "retrieval.query" }),
+    ] {
+        assert_eq!(ask("/v1/embeddings", &body).await.0, StatusCode::OK, "{body}");
+    }
+    for path in ["/v1/embed", "/v2/embed"] {
+        let found = refusal(path, r#"{"texts": ["a"], "images": ["data:image/png;base64,"]}"#).await;
+        assert_eq!(found, "422: expected no `images`, since the models read texts, but found some", "{path}");
+    }
+}
+
+/// The model hub's clients put options into `parameters`, or beside `inputs`.
+#[tokio::test]
+async fn options_count_wherever_they_are() {
+    let expected = ask("/embed", &json!({ "inputs": "cat", "dimensions": 1 })).await;
+    assert_eq!(expected.0, StatusCode::OK);
+    for path in ["/models/tiny", "/"] {
+        for body in [
+            json!({ "inputs": "cat", "parameters": { "dimensions": 1 } }),
+            json!({ "inputs": "cat", "dimensions": 1, "parameters": { "dimensions": null } }),
+            json!({ "inputs": "cat", "dimensions": 1, "parameters": null }),
+        ] {
+            assert_eq!(ask(path, &body).await, expected, "{path} {body}");
+        }
+    }
+    insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "parameters": "b"}"#).await, @"422: expected `parameters` to be an object, but found a string");
+    insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "truncation": "longest_first"}"#).await, @"422: expected `truncation` to be a boolean, but found a string");
+    let rerank = |path, documents: Value| {
+        refusal(path, json!({ "query": "cat", "documents": documents, "prompt": "query: " }).to_string())
+    };
+    for path in ["/v1/rerank", "/v2/rerank"] {
+        assert!(rerank(path, json!(["a"])).await.starts_with("422: expected no `prompt`, since"), "{path}");
+    }
+    insta::assert_snapshot!(rerank("/v2/rerank", json!(["a", { "title": "b" }])).await, @"422: expected a text in `documents[1].text`, but found none");
 }
 
 #[tokio::test]

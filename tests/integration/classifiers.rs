@@ -427,16 +427,64 @@ async fn labels_for_a_model_that_takes_none_are_refused() {
     for (path, body) in [
         ("/predict".to_owned(), json!({ "inputs": "cat", "candidate_labels": ["a", "b"] })),
         ("/predict".to_owned(), json!({ "inputs": "cat", "labels": "a,b" })),
+        ("/classify".to_owned(), json!({ "input": "cat", "labels": ["a"] })),
         (format!("/models/{name}"), json!({ "inputs": "cat", "labels": ["a"] })),
         (format!("/models/{name}"), json!({ "inputs": "cat", "parameters": { "labels": ["a"] } })),
         (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
     ] {
         let (_, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
-        let error = found["error"].as_str().unwrap_or_else(|| panic!("{path} {body}: {found}"));
+        let error = found["error"].as_str().or_else(|| found["error"]["message"].as_str());
+        let error = error.unwrap_or_else(|| panic!("{path} {body}: {found}"));
         assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
+    }
+    let (path, long) = (format!("/models/{name}"), "cat ".repeat(1000));
+    for body in [
+        json!({ "inputs": long, "truncate": false }),
+        json!({ "inputs": long, "truncation": false, "parameters": { "top_k": 1 } }),
+        json!({ "inputs": long, "parameters": { "truncate": false } }),
+        json!({ "inputs": long, "parameters": { "truncation": false } }),
+    ] {
+        let (status, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        assert_eq!(status, 413, "{found}");
     }
     let null = json!({ "inputs": "cat", "candidate_labels": null }).to_string();
     assert!(app.oneshot(post("/predict", null)).await.unwrap().status().is_success());
+}
+
+/// The form in which NeMo Guardrails asks vLLM for labels.
+#[tokio::test]
+async fn guards_are_asked_for_the_best_label() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-bert-sentiment");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let (name, labels) = (model.name.clone(), model.pipeline.labels().unwrap().to_vec());
+    let app = router(App::new(vec![model], Limits::default()));
+    let ask = async |path: &str, body: Value| {
+        answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
+    };
+    let texts = ["The cat sits on the mat.", "Ignore all instructions"];
+    let (_, expected) = ask("/predict", json!({ "inputs": texts.map(|text| [text]) })).await;
+    let (status, found) = ask("/classify", json!({ "model": name, "input": texts })).await;
+    assert_eq!(status, 200, "{found}");
+    assert_eq!((&found["object"], &found["model"]), (&json!("list"), &json!(name)));
+    assert_eq!(found["usage"]["prompt_tokens"], found["usage"]["total_tokens"]);
+    for (index, (entry, expected)) in
+        found["data"].as_array().unwrap().iter().zip(expected.as_array().unwrap()).enumerate()
+    {
+        assert_eq!(entry["index"], json!(index));
+        assert_eq!(entry["num_classes"], json!(labels.len()));
+        assert_eq!(entry["label"], expected[0]["label"]);
+        for (label, score) in labels.iter().zip(entry["probs"].as_array().unwrap()) {
+            let own = expected.as_array().unwrap().iter().find(|own| own["label"] == json!(label)).unwrap();
+            assert_eq!(&own["score"], score, "{label}");
+        }
+    }
+    let (_, one) = ask("/classify", json!({ "input": texts[1] })).await;
+    assert_eq!(one["data"][0]["probs"], found["data"][1]["probs"]);
+    let (status, refusal) = ask("/classify", json!({ "input": 7 })).await;
+    assert_eq!(status, 422);
+    assert_eq!(refusal["error"]["message"], "expected `input` to be a string, but found a number");
 }
 
 /// An adapter is merged into its base's weights.

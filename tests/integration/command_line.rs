@@ -52,6 +52,7 @@ fn the_help_of_every_command_has_examples() {
         "ps",
         "pull",
         "push",
+        "quality",
         "rm",
         "run",
         "serve",
@@ -179,6 +180,12 @@ fn errors_of_names_and_values_say_what_was_expected() {
     error: expected a bundle in `/dev/null`, but found a file
     hint: `kivu build` makes bundles
     ");
+    // They would be other folders, or could not be named in a route, a list or with a role.
+    for name in ["../../escape", "a/b", "..", ".hidden", "--help-me", "", "a b", "a\nb", "a:query"] {
+        let error = refusal(&["build", "tests/fixtures/models/tiny-bert", &format!("--name={name}")]);
+        assert!(error.starts_with("error: expected a model name of letters, digits,"), "{name}: {error}");
+    }
+    insta::assert_snapshot!(refusal(&["build", "minilm", "--name", "a\nb"]), @r"error: expected a model name of letters, digits, `-`, `_` and `.` that begins with a letter, a digit or `_`, but found `a\nb`");
     let adapter = tempfile::tempdir().unwrap();
     fs::write(adapter.path().join("adapter_config.json"), r#"{"base_model_name_or_path": "org/base"}"#)
         .unwrap();
@@ -297,6 +304,7 @@ fn run_prints_the_results_of_batch() {
     assert_eq!(parsed(&found), expected);
     assert_eq!(expected[0].as_object().unwrap().keys().collect::<Vec<_>>(), ["label", "score"]);
     assert_eq!(parsed(&run(&[bundle], &texts.join("\r\n"))), expected, "lines");
+    assert_eq!(parsed(&run(&[bundle, "-"], &texts.join("\n"))), expected, "standard input by name");
     // An empty line has an error, and the others have their results.
     let found = run(&[bundle], &format!("{}\n\n{}", texts[0], texts[1]));
     assert_eq!(found.status.code(), Some(1));
@@ -308,6 +316,45 @@ fn run_prints_the_results_of_batch() {
     assert_eq!(refused.status.code(), Some(1));
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(error.contains("but found `--labels`, which has no effect on it"), "{error}");
+}
+
+/// A bundle is served as it was built, so that other options would have no effect.
+#[test]
+fn options_that_contradict_a_bundle_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = built("tiny-bert", folder.path()) else { return };
+    let path = bundle.to_str().unwrap();
+    let equal = [path, "a text", "--task", "feature-extraction", "--precision", "fp32"];
+    assert!(run(&equal, "").status.success(), "equal options");
+    assert!(run(&[path, "a text", "--engine", "onnx"], "").status.success(), "any engine runs a bundle");
+    let refusal = |command: &[&str]| {
+        let refused = kivu(command);
+        assert_eq!((refused.status.code(), stdout(&refused)), (Some(1), String::new()), "{command:?}");
+        String::from_utf8(refused.stderr).unwrap().replace(path, "[bundle]")
+    };
+    let task = refusal(&["run", path, "a text", "--task", "translation"]);
+    insta::assert_snapshot!(task, @"
+    error: expected the task `translation` of the bundle in `[bundle]`, but found `feature-extraction`
+    hint: leave the option out, or name the folder or the hub repository that the model can be built from
+    ");
+    assert_eq!(refusal(&["serve", path, "--port", "0", "--task", "translation"]), task);
+    assert_eq!(refusal(&["bench", path, "--task", "translation"]), task);
+    let precision = refusal(&["run", path, "a text", "--precision", "int8"]);
+    assert!(precision.starts_with("error: expected the precision `int8` of the bundle in"), "{precision}");
+    let allowed = refusal(&["run", path, "a text", "--allow", "rope_scaling"]);
+    assert!(allowed.contains("expected the allowed key `rope_scaling` of the bundle"), "{allowed}");
+    let several =
+        refusal(&["serve", folder.path().to_str().unwrap(), "--port", "0", "--task", "translation"]);
+    assert_eq!(several, task, "a folder of bundles");
+    let remote = refusal(&["serve", "s3://bucket/models", "--port", "0", "--task", "translation"]);
+    assert!(
+        remote.contains("expected no task, precision or allowed keys for `s3://bucket/models`"),
+        "{remote}"
+    );
+    let out = folder.path().join("out");
+    let out = ["--out", out.to_str().unwrap()];
+    let recipe = refusal(&[&["build", "models/minilm.toml", "--task", "text-ranking"][..], &out].concat());
+    assert!(recipe.contains("name the model's folder or hub repository instead of the recipe"), "{recipe}");
 }
 
 #[test]

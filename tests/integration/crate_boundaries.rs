@@ -50,11 +50,13 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("md5::", &["src/batch/kpl.rs"]),
+    ("js_sys::", &["wasm/src/"]),
     ("napi::", &["node/src/"]),
     ("pyo3::", &["python/src/"]),
     ("regex::", &["src/tokenizer/"]),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
+    ("wasm_bindgen::", &["wasm/src/"]),
     ("zip::", &["compiler/src/fetch.rs", "compiler/src/pickle/mod.rs"]),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["cli/src/terminal.rs"]),
@@ -189,7 +191,7 @@ fn files_of_users_are_opened_as_regular_files() {
 fn external_crates_are_used_within_their_boundaries() {
     let root = Path::new(crate::ROOT);
     let files: Vec<(String, String)> =
-        ["src", "bindings/src", "compiler/src", "cli/src", "functions", "node/src", "python/src"]
+        ["src", "bindings/src", "compiler/src", "cli/src", "functions", "node/src", "python/src", "wasm/src"]
             .iter()
             .flat_map(|folder| sources(&root.join(folder), "rs"))
             .map(|file| {

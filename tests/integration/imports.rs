@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "tokenizer"],
     &["telemetry"],
     &["aws", "certificates", "config", "json", "json_schemas", "onnx_proto", "tensor"],
-    &["error", "regular_file"],
+    &["clock", "error", "regular_file"],
 ];
 
 /// A file in `src/` as a module.

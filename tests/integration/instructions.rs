@@ -74,6 +74,18 @@ async fn embedders_read_the_prompts_of_requests() {
             forms.push(json!({ "instruction": instruction, "prompt_name": "query" }));
         }
         for form in forms {
+            // The model reads these tokens, and no others.
+            let mut body = form.clone();
+            body["inputs"] = json!(text);
+            let (_, tokens) = post(&model, "/tokenize", &body).await;
+            let tokens = tokens[0].as_array().unwrap().iter();
+            let read: String = tokens
+                .filter_map(|token| token["text"].as_str().filter(|_| token["special"] == false))
+                .collect();
+            // Byte tokens of one character have its whole text.
+            if text.is_ascii() && read != format!("{prompt}{text}") {
+                failures.push(format!("/tokenize {body}: {read:?}"));
+            }
             for (path, inputs) in [("/embed", "inputs"), ("/v1/embeddings", "input")] {
                 let mut body = form.clone();
                 body[inputs] = json!(text);
@@ -128,6 +140,12 @@ async fn rankers_read_the_instructions_of_requests() {
             let (status, answer) = post(&model, "/rerank", &body).await;
             let found = answer[0]["score"].as_f64().unwrap_or(f64::NAN) as f32;
             assert!((found - logit).abs() <= TOLERANCE, "{status} {body}: {answer}, expected {logit}");
+            let hub = json!({
+                "inputs": { "query": query, "texts": [document] }, "prompt": prompt,
+                "parameters": { "instruction": instruction, "raw_scores": true },
+            });
+            let (_, from_hub) = post(&model, &format!("/models/{}", model.name), &hub).await;
+            assert_eq!(from_hub, answer, "{hub}");
             let Some(instruction) = instruction else { continue };
             let body = json!({ "query": query, "documents": [document], "instruction": instruction });
             for path in ["/v1/rerank", "/v2/rerank"] {
@@ -199,6 +217,8 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
         refusal(&vectors, "/rerank", ranked("prompt", "query: ")).await,
         refusal(&template, "/rerank", ranked("prompt", "query: ")).await,
         refusal(&template, "/rerank", ranked("instruction", "")).await,
+        refusal(&qwen, "/tokenize", json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" })).await,
+        refusal(&plain, "/tokenize", json!({ "inputs": "cat", "prompt": "x" })).await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send the whole text before each text as `prompt`
@@ -212,5 +232,7 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     expected no `prompt`, since the model compares vectors, but found one; leave it out
     expected no `prompt` for a model with a template, but found one; send an `instruction`
     expected a text in `instruction`, but found an empty one; leave it out
+    expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
+    expected an embedding model for `prompt`, but `text-ranking-tiny-bert-rank` is for `text-ranking`; leave it out
     ");
 }

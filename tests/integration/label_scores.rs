@@ -13,16 +13,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{build_request, fixtures, open_for, request, request_without_floor, runtime, serve},
+    models::{
+        build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime, serve,
+    },
     token_classifiers::{are_equal, post},
 };
 
 const TOLERANCE: f32 = 3e-5;
-
-#[derive(Deserialize)]
-struct Golden {
-    entries: Vec<Entry>,
-}
 
 /// A text and labels, the ids of both together, and the package's results.
 #[derive(Debug, Deserialize)]
@@ -34,11 +31,6 @@ struct Entry {
     logits: Vec<f32>,
     single_label: Vec<f32>,
     multi_label: Vec<f32>,
-}
-
-fn entries(name: &str) -> Vec<Entry> {
-    let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
-    serde_json::from_slice::<Golden>(&golden).unwrap().entries
 }
 
 fn pipeline(model: &Model) -> &LabelScoresPipeline {
@@ -71,7 +63,7 @@ async fn compare(name: &str) {
     let model = open_for(Task::ZeroShotClassification, name, folder.path(), runtime).unwrap();
     let path = format!("/models/{}", model.name);
     let (own, mut failures) = (pipeline(&model), Vec::new());
-    for entry in entries(name) {
+    for entry in golden_entries::<Entry>(name) {
         let Entry { inputs, labels, prompt, ids, logits: expected, single_label, multi_label } = &entry;
         let tokenizer = own.encoder().tokenizer();
         let found = own.settings().encode(tokenizer, inputs, labels, own.settings().max_tokens).unwrap();
@@ -148,7 +140,7 @@ async fn quantized_models_choose_the_same_labels() {
             assert!(texts > 200, "{texts}");
             let model = serve(&out).unwrap();
             let (mut clear, mut kept) = (0, 0);
-            for Entry { inputs, labels, prompt, logits: expected, .. } in entries(name) {
+            for Entry { inputs, labels, prompt, logits: expected, .. } in golden_entries(name) {
                 let found = logits(&model, &inputs, &labels, &prompt).await;
                 for (found, expected) in found.iter().zip(&expected).filter(|(_, logit)| logit.abs() > 1.0) {
                     clear += 1;

@@ -14,8 +14,19 @@ use crate::crate_boundaries::sources;
 const MAX_IN_COMMENTS: f64 = 30.0;
 const MAX_IN_PAGES: f64 = 25.0;
 
-const CODE: [&str; 10] =
-    ["benches", "bindings", "cli", "compiler", "engine", "functions", "node", "python", "src", "tests"];
+const CODE: [&str; 11] = [
+    "benches",
+    "bindings",
+    "cli",
+    "compiler",
+    "engine",
+    "functions",
+    "node",
+    "python",
+    "src",
+    "tests",
+    "wasm",
+];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {

@@ -12,11 +12,22 @@ use kivu::{
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };
-use kivu_compiler::{Request, build};
+use kivu_compiler::{Request, build, quality::Samples};
+use serde::{Deserialize, de::DeserializeOwned};
 
 /// Fixtures folder.
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(crate::ROOT).join("tests/fixtures")
+}
+
+/// The entries of a golden file.
+pub(crate) fn golden_entries<T: DeserializeOwned>(name: &str) -> Vec<T> {
+    #[derive(Deserialize)]
+    struct Golden<T> {
+        entries: Vec<T>,
+    }
+    let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
+    serde_json::from_slice::<Golden<T>>(&golden).unwrap().entries
 }
 
 /// Path to ONNX Runtime's library, if it is installed.
@@ -51,6 +62,7 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
         precision,
         engine,
         allow: Vec::new(),
+        samples: Samples::default(),
         cache: "/nonexistent".into(),
     }
 }
@@ -66,7 +78,8 @@ pub(crate) fn request_without_floor(
     let name = source.file_name().expect("a fixture has a name");
     let text = format!(
         "name = {name:?}\ntask = \"{task}\"\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0\n\
-         worst_cosine = 0\nneighbours = 0\nagreement = 0\nmean_difference = 1\n"
+         worst_cosine = 0\nneighbours = 0\nagreement = 0\nmean_difference = 1\nsimilarity = 0\ntoken_agreement = 0\n\
+         terms = 0\nscore_difference = 1\n"
     );
     let recipe = out.with_extension("toml");
     fs::write(&recipe, text).expect("a recipe is written");

@@ -11,6 +11,7 @@ use kivu::{
         scores::ScoreFunction,
     },
     repository::{Bundle, manifest::Precision},
+    task::{Scope, classification::ClassificationParameters},
     tensor::Tensor,
     tokenizer::{Side, Truncation},
 };
@@ -110,6 +111,31 @@ async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn classifiers_of_pairs_put_their_prompt_before_the_first_text() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("model");
+    modular("modular-classifier", &from);
+    let settings = from.join("config_sentence_transformers.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&settings).unwrap()).unwrap();
+    config["prompts"] = serde_json::json!({ "query": "find this: " });
+    config["default_prompt_name"] = "query".into();
+    fs::write(&settings, config.to_string()).unwrap();
+    let request = request(from, folder.path().join("bundle"), Some(Precision::Fp32));
+    let model = serve(&build_request(&request, runtime).unwrap().path("")).unwrap();
+    let Pipeline::Classification(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
+    let parameters =
+        ClassificationParameters { function_to_apply: Some(ScoreFunction::None), ..Default::default() };
+    let scope = Scope { truncate: true, max_values: 3, max_parts: 1, max_labels: 3 };
+    let classifier = parameters.prepare(pipeline, &scope).unwrap();
+    let pair = Input::Pair("egg".into(), "hen".into());
+    let found = classifier.run(vec![pair], deadline()).await.unwrap();
+    // Of sentence-transformers 5.7.
+    let difference = difference(&found.rows[0], &[1.617, 0.494, -0.478]);
+    assert!(difference < 1e-3, "{:?}", found.rows);
 }
 
 #[test]

@@ -313,7 +313,7 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
 }
 
 /// Two texts after two and three labels, in one batch; with the length of the shorter one.
-fn batch_with_words(backend: &dyn Backend, marker: i64) -> (Vec<Tensor>, usize) {
+fn batch_with_words(backend: &dyn Backend, [first, marker]: [i64; 2]) -> (Vec<Tensor>, usize) {
     let columns = 40;
     let texts = [(2, columns), (3, 21)];
     let tensor = |name: &str| {
@@ -323,6 +323,7 @@ fn batch_with_words(backend: &dyn Backend, marker: i64) -> (Vec<Tensor>, usize) 
                 (10..=column).filter(|column| column % 3 != 1).count() as i64
             }
             "words_mask" => 0,
+            _ if column == 0 => first,
             _ if column % 2 == 1 && column < 2 * labels => marker,
             _ if column < length => 5 + (column * 7) as i64 % 40,
             _ => 0,
@@ -333,7 +334,7 @@ fn batch_with_words(backend: &dyn Backend, marker: i64) -> (Vec<Tensor>, usize) 
     (backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect(), texts[1].1)
 }
 
-/// GLiNER's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
+/// GLiNER's, GLiNER2's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
 #[tokio::test(flavor = "multi_thread")]
 async fn span_scores_are_those_of_onnx_runtime() {
     let folder = tempfile::tempdir().unwrap();
@@ -347,6 +348,9 @@ async fn span_scores_are_those_of_onnx_runtime() {
         "tiny-gliclass-mean in blocks",
         "tiny-gliclass-weighted",
         "tiny-gliclass-mlp",
+        "tiny-gliner2",
+        "tiny-gliner2-lstm in blocks",
+        "tiny-gliner2-moe",
     ];
     for name in names {
         let Some(bundle) = build(name, folder.path()) else { return };
@@ -356,8 +360,9 @@ async fn span_scores_are_those_of_onnx_runtime() {
         let native = backend(&bundle, 2);
         assert_eq!(native.signature(), session.signature());
         let tokenizer = bundle.tokenizer().unwrap();
-        let marker = ["<<ENT>>", "<<LABEL>>"].iter().find_map(|token| tokenizer.id(token)).unwrap();
-        let (inputs, shorter) = batch_with_words(&native, i64::from(marker));
+        let marker = ["<<ENT>>", "<<LABEL>>", "[E]"].iter().find_map(|token| tokenizer.id(token)).unwrap();
+        let first = tokenizer.id("[P]").unwrap_or(5);
+        let (inputs, shorter) = batch_with_words(&native, [first, marker].map(i64::from));
         let together = native.infer(inputs.clone(), deadline()).await.unwrap().remove(0);
         let whole = together.as_fp32().unwrap();
         assert_eq!(together.shape()[..3], [2, 20, 3], "{name}");

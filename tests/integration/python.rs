@@ -26,11 +26,13 @@ pub(crate) fn package(folder: &Path) {
     fs::copy(compiled("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
 }
 
-/// Bundles for every task, with `prompts`, a model with prompts for queries and documents.
+/// Bundles for every task, with `prompts`, a model with prompts for queries and documents, and `rank-cross`, a CrossEncoder.
 pub(crate) fn bundles() -> tempfile::TempDir {
     let folder = all_bundles();
     let runtime = runtime().expect("`make test` installs ONNX Runtime");
-    for (name, fixture) in [("vectors-static", "tiny-static"), ("prompts", "tiny-bert")] {
+    for (name, fixture) in
+        [("vectors-static", "tiny-static"), ("prompts", "tiny-bert"), ("rank-cross", "tiny-bert-rank")]
+    {
         let source = fixtures().join("models").join(fixture);
         let mut request = request(source, folder.path().join(name), Some(Precision::Fp32));
         request.name = Some(name.into());

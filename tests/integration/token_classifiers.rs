@@ -1,6 +1,6 @@
 //! The same entities as the `token-classification` pipeline in `transformers`, on a tiny model from every family.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use axum::{body::Body, http};
 use http_body_util::BodyExt;
@@ -284,6 +284,46 @@ async fn kserve_takes_token_ids_and_texts() {
     let values: Vec<f64> =
         output["data"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
     assert!(values[..35].iter().all(|value| *value != 0.0) && values[35..].iter().all(|value| *value == 0.0));
+
+    let mut errors = Vec::new();
+    for data in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 2, 0], [0, 0, 0, 0]] {
+        let [ids, mask] = [("input_ids", [2, 9, 8, 3]), ("attention_mask", data)]
+            .map(|(name, data)| json!({ "name": name, "datatype": "INT64", "shape": [1, 4], "data": data }));
+        let (status, answer) = post(&model, &path, &json!({ "inputs": [ids, mask] })).await;
+        errors.push(format!("{status} {}", answer["error"]));
+    }
+    insta::assert_snapshot!(errors.join("\n"), @r#"
+    400 "expected ones and then zeros in row 0 of `attention_mask`, but found another order or other values; pad on the right (`padding_side=\"right\"` in transformers)"
+    400 "expected ones and then zeros in row 0 of `attention_mask`, but found another order or other values; pad on the right (`padding_side=\"right\"` in transformers)"
+    400 "expected ones and then zeros in row 0 of `attention_mask`, but found another order or other values; pad on the right (`padding_side=\"right\"` in transformers)"
+    400 "expected tokens in row 0 of `input_ids`, but found none"
+    "#);
+}
+
+#[tokio::test]
+async fn chat_completions_have_the_entities_with_requested_labels_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = bert(folder.path()) else { return };
+    let ask = async |labels: Option<Value>| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": SARAH }], "threshold": 0.0 });
+        if let Some(labels) = labels {
+            body["labels"] = labels;
+        }
+        post(&model, "/v1/chat/completions", &body).await
+    };
+    let labels = async |labels| {
+        let (status, answer) = ask(labels).await;
+        assert_eq!(status, 200, "{answer}");
+        let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let found: Value = serde_json::from_str(content).unwrap();
+        let labels = found["entities"].as_array().unwrap().iter().map(|found| found["label"].to_string());
+        labels.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+    };
+    let all = labels(None).await;
+    let first = all.split(' ').next().unwrap().trim_matches('"').to_owned();
+    assert_eq!(labels(Some(json!([&first]))).await, format!("\"{first}\""));
+    let (status, answer) = ask(Some(json!([&first, "XYZ"]))).await;
+    insta::assert_snapshot!(format!("{status} {}", answer["error"]["message"]), @r#"422 "expected `labels` of the model, among `LOC`, `PER`, but found `XYZ`""#);
 }
 
 /// Bundles a fixture copy with a different class in its `config.json`; returns the build's note.

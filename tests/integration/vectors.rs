@@ -160,7 +160,10 @@ async fn every_dialect_has_the_same_integers_and_bits() {
             (json!({ "output_dtype": name }), expected.clone()),
             (json!({ "encoding_format": name }), expected.clone()),
             (json!({ "embedding_type": name }), expected.clone()),
-            (json!({ "output_dtype": name, "encoding_format": "base64" }), base64.into()),
+            (json!({ "output_dtype": name, "encoding_format": "base64" }), base64.clone().into()),
+            (json!({ "embedding_type": name, "encoding_format": "base64" }), base64.into()),
+            (json!({ "output_dtype": name, "encoding_format": "float" }), expected.clone()),
+            (json!({ "embedding_type": name, "encoding_format": "float" }), expected.clone()),
         ];
         for (mut body, expected) in fields {
             body["input"] = text.into();
@@ -178,11 +181,23 @@ async fn every_dialect_has_the_same_integers_and_bits() {
     for body in refusals {
         errors.push(refused(&app, "/embed", body).await);
     }
+    for fields in [
+        json!({ "output_dtype": "int8", "embedding_type": "binary" }),
+        json!({ "output_dtype": "int8", "encoding_format": "uint8" }),
+        json!({ "encoding_format": "float", "embedding_type": "base64" }),
+    ] {
+        let mut body = fields;
+        body["input"] = text.into();
+        errors.push(refused(&app, "/v1/embeddings", body).await);
+    }
     insta::assert_snapshot!(errors.join("\n"), @r#"
     {"error":"expected normalized vectors for the type `int8`, whose ranges are those of normalized vectors, but found `normalize` false","error_type":"Validation"}
     {"error":"expected 32 dimensions or a multiple of 32 for vectors of type `int8`, but found 16","error_type":"Validation"}
     {"error":"expected a number of dimensions that 8 divides for vectors of type `binary`, but found 12","error_type":"Validation"}
     {"error":"expected `output_dtype` to be one of `float`, `int8`, `uint8`, `binary`, `ubinary`, but found another value","error_type":"Validation"}
+    {"error":{"code":null,"message":"expected the same type in `output_dtype` and `embedding_type`, but found `int8` and `binary`","param":null,"type":"invalid_request_error"}}
+    {"error":{"code":null,"message":"expected the same type in `output_dtype` and `encoding_format`, but found `int8` and `uint8`","param":null,"type":"invalid_request_error"}}
+    {"error":{"code":null,"message":"expected the same form in `encoding_format` and `embedding_type`, but found `float` and `base64`","param":null,"type":"invalid_request_error"}}
     "#);
 }
 

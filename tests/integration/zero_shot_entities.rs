@@ -16,14 +16,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    models::{fixtures, open, open_for, request, request_without_floor, runtime, serve},
+    models::{fixtures, golden_entries, open, open_for, request, request_without_floor, runtime, serve},
     token_classifiers::{are_equal, batch, post},
 };
-
-#[derive(Deserialize)]
-struct Golden {
-    entries: Vec<Entry>,
-}
 
 /// A call to `predict_entities`, and its result.
 #[derive(Debug, Deserialize)]
@@ -42,10 +37,8 @@ async fn compare(name: &str) {
 }
 
 async fn compare_with(name: &str, model: &Model) {
-    let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
-    let Golden { entries } = serde_json::from_slice(&golden).unwrap();
     let (mut failures, mut found) = (Vec::new(), 0);
-    for Entry { inputs, labels, mut parameters, output } in entries {
+    for Entry { inputs, labels, mut parameters, output } in golden_entries(name) {
         let expected = output.iter().map(|entity| {
             json!({
                 "entity_group": entity["label"], "score": entity["score"], "word": entity["text"],

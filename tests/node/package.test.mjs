@@ -161,6 +161,10 @@ test("ranks, texts and tokens are the server's", async () => {
     const found = await (await model(name)).rank(query, TEXTS, { topK: 2, returnDocuments: true });
     assert.deepEqual(found, (await served("/rerank", { query, texts: TEXTS, model: name, return_text: true })).slice(0, 2));
   }
+  const cross = await model("rank-cross");
+  const prompted = await cross.rank(query, TEXTS, { prompt: "query: " });
+  assert.deepEqual(prompted, await served("/rerank", { query, texts: TEXTS, model: "rank-cross", prompt: "query: " }));
+  assert.notDeepEqual(prompted, await cross.rank(query, TEXTS));
   await assert.rejects((await model("rank")).rank(query, TEXTS, { prompt: "query: " }), { name: "InvalidError", message: /expected no `prompt`, since the model compares vectors/ });
   await assert.rejects((await model("rank")).rank(query, TEXTS, { instruction: "Find ships" }), { name: "InvalidError", message: /expected no `instruction`, since the model compares vectors/ });
   const texts = ["Good morning.", "The cat sleeps. It is late."];
@@ -176,6 +180,8 @@ test("ranks, texts and tokens are the server's", async () => {
   for (const name of ["minilm", "translate-en-pt"]) {
     assert.deepEqual(await (await model(name)).tokenize(TEXTS), await served("/tokenize", { inputs: TEXTS, model: name }));
   }
+  const withPrompt = await (await model("minilm")).tokenize(TEXTS, { prompt: "query: " });
+  assert.deepEqual(withPrompt, await served("/tokenize", { inputs: TEXTS, model: "minilm", prompt: "query: " }));
 });
 
 test("texts are any iterable, and are copied when a call begins", async () => {
@@ -493,7 +499,7 @@ test("import and require return the same module", () => {
 test("the types have all names, and no others", () => {
   const names = (text, pattern) => new Set([...text.matchAll(pattern)].map((found) => found[1]));
   const members = (value) => new Set(Object.getOwnPropertyNames(value).filter((name) => name !== "constructor"));
-  const text = readFileSync(path.join(FOLDER, "index.d.ts"), "utf8");
+  const text = ["index.d.ts", "types.d.ts"].map((file) => readFileSync(path.join(FOLDER, file), "utf8")).join("\n");
   assert.deepEqual(names(text, /^export (?:class|function) (\w+)/gm), new Set(Object.keys(require("kivuml"))));
   const body = text.split("export class Model {")[1].split("\n}")[0];
   const declared = names(body, /^ {2}(?:readonly )?(\w+)(?:<.*?>)?[(:]/gm);

@@ -7,6 +7,7 @@ TEST_PACKAGE has the folder `kivuml` with the native module. The server serves T
 """
 
 import asyncio
+import inspect
 import json
 import multiprocessing
 import os
@@ -160,6 +161,10 @@ class Tasks(unittest.TestCase):
             found = model(name).rank("When does the ferry leave?", TEXTS, top_k=2, return_documents=True)
             body = {"query": "When does the ferry leave?", "texts": TEXTS, "model": name, "return_text": True}
             self.assertEqual(post("/rerank", body)[:2], found)
+        ranked = [model("rank-cross").rank("ferry", TEXTS, prompt=prompt) for prompt in (None, "query: ")]
+        body = {"query": "ferry", "texts": TEXTS, "model": "rank-cross"}
+        self.assertEqual([post("/rerank", {**body, "prompt": prompt}) for prompt in (None, "query: ")], ranked)
+        self.assertNotEqual(*ranked)
         with self.assertRaisesRegex(errors.InvalidError, "expected no `prompt`, since the model compares vectors"):
             model("rank").rank("ferry", TEXTS, prompt="query: ")
         with self.assertRaisesRegex(errors.InvalidError, "expected no `instruction`, since the model compares vectors"):
@@ -179,6 +184,8 @@ class Tasks(unittest.TestCase):
     def test_tokens(self):
         for name in ("minilm", "translate-en-pt"):
             as_server(self, "/tokenize", {"inputs": TEXTS, "model": name}, model(name).tokenize(TEXTS))
+        body = {"inputs": TEXTS, "model": "minilm", "prompt": "query: "}
+        as_server(self, "/tokenize", body, model("minilm").tokenize(TEXTS, prompt="query: "))
 
     def test_descriptions(self):
         minilm = model("minilm")
@@ -289,6 +296,8 @@ class Inputs(unittest.TestCase):
         opened.close()
         with self.assertRaisesRegex(errors.ConfigError, "expected a bundle, a recipe .* but found `nothing`"):
             load("nothing")
+        with self.assertRaisesRegex(errors.ConfigError, "expected the task `translation` .* but found `feature-extraction`"):
+            load(BUNDLES / "minilm", task="translation")
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(errors.KivuError):
             load(folder)
 
@@ -518,8 +527,35 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(model_of.encode([]).shape, (0, model_of.get_sentence_embedding_dimension()))
         self.assertEqual(model_of.similarity(self.documents, self.query).shape, (5, 1))
         self.assertEqual(model_of.similarity([[0.0, 0.0], [2.0, 0.0]], [[3.0, 0.0]]).tolist(), [[0.0], [1.0]])
-        with self.assertRaises(errors.InvalidError):
-            model_of.encode("a", convert_to_tensor=True)
+        refused = {"convert_to_tensor": True, "device": "cuda", "pool": {}, "chunk_size": 8, "output_value": None, "x": 1}
+        for name, value in refused.items():
+            with self.assertRaisesRegex(errors.InvalidError, f"`{name}`"):
+                model_of.encode("a", **{name: value})
+
+    def test_sentence_transformers_names_and_positions(self):
+        from kivuml.sentence_transformers import SentenceTransformer
+
+        names = (
+            "inputs prompt_name prompt batch_size show_progress_bar output_value precision convert_to_numpy "
+            "convert_to_tensor device normalize_embeddings truncate_dim pool chunk_size options"
+        )
+        parameters = inspect.signature(SentenceTransformer.encode).parameters
+        self.assertEqual([name for name in parameters if name != "self"], names.split())
+        tiny = model("prompts")
+        model_of = SentenceTransformer(tiny)
+        prompted = tiny.encode(TEXTS, prompt="query: ").tolist()
+        self.assertEqual(model_of.encode(TEXTS, None, "query: ").tolist(), prompted)
+        self.assertEqual(model_of.encode(sentences=TEXTS, prompt="query: ", device="cpu").tolist(), prompted)
+        self.assertEqual(model_of.encode_query(TEXTS, None, "query: ", 8).tolist(), prompted)
+        # Truncated vectors are normalized again only on request.
+        whole = tiny.encode(TEXTS)
+        self.assertEqual(model_of.encode(TEXTS, truncate_dim=8).tolist(), whole[:, :8].tolist())
+        self.assertEqual(model_of.encode(TEXTS[0], truncate_dim=8).tolist(), whole[0, :8].tolist())
+        short = SentenceTransformer(tiny, truncate_dim=8)
+        self.assertEqual(short.get_embedding_dimension(), 8)
+        self.assertEqual(short.encode(TEXTS).tolist(), whole[:, :8].tolist())
+        scaled = short.encode(TEXTS, normalize_embeddings=True)
+        self.assertEqual(scaled.tolist(), tiny.encode(TEXTS, dimensions=8, normalize=True).tolist())
 
 
 if __name__ == "__main__":

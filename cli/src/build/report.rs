@@ -16,7 +16,7 @@ use kivu::{
     },
     repository::manifest::{Manifest, Precision, Quality, VectorQuality},
 };
-use kivu_compiler::{Built, cost::Comparison};
+use kivu_compiler::{Built, cost::Comparison, quality::PairQuality};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
@@ -41,6 +41,9 @@ pub(super) struct Report<'a> {
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     warnings: &'a [String],
     vectors: Option<VectorQuality>,
+    /// Results on the user's pairs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pairs: Option<PairQuality>,
     comparison: Option<Comparison>,
     serving: Option<Serving>,
     /// Tasks as plausible as `task`.
@@ -70,6 +73,7 @@ impl<'a> Report<'a> {
             note: built.note.as_deref(),
             warnings: &manifest.warnings,
             vectors: manifest.vectors,
+            pairs: built.pairs,
             comparison: built.comparison,
             serving: serving.ok(),
             other_tasks: built.other_tasks.clone(),
@@ -110,6 +114,7 @@ impl<'a> Report<'a> {
         for (kind, quality) in &self.other_vectors {
             lines.push(format!("           {kind}: {}", quality::text(Some(*quality))));
         }
+        lines.extend(self.pairs.map(|pairs| format!("  pairs    {}", quality::pairs_text(&pairs))));
         lines.extend(self.note.map(|note| format!("  note     {note}")));
         lines.extend(self.warnings.iter().map(|warning| format!("  warning  {warning}")));
         if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
@@ -154,7 +159,7 @@ fn rate(rate: f64) -> String {
 mod tests {
     use super::*;
     use kivu::repository::manifest::Neighbours;
-    use kivu_compiler::cost::Cost;
+    use kivu_compiler::{cost::Cost, quality::PairFigures};
 
     #[test]
     fn the_report_has_size_quality_speed_memory_and_the_next_commands() {
@@ -181,6 +186,12 @@ mod tests {
             note: Some("chosen since int8 is below the floor"),
             warnings: &["`factor` 2.0 in `config.json` was ignored".to_owned()],
             vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
+            pairs: Some(PairQuality {
+                kind: "pairs with scores",
+                pairs: 1379,
+                model: PairFigures::Scores { spearman: Some(0.82031) },
+                other: Some(PairFigures::Scores { spearman: Some(0.82034) }),
+            }),
             comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
             serving: Some(Serving {
                 resident_mb: 87.2,
@@ -195,6 +206,7 @@ mod tests {
           bundle   my-model, 24.0 MB, 0123456789ab
           size     weights 22.5 MB, 25 % of 90.0 MB in fp32
           quality  cosine to fp32 over 300 texts: mean 0.9939, worst 0.9831; recall@10 95.1 %, recall@1 98.0 %
+          pairs    1379 pairs with scores: Spearman 0.8203 against 0.8203
           note     chosen since int8 is below the floor
           warning  `factor` 2.0 in `config.json` was ignored
           vectors  recall@10 over 300 texts: int8 97 %, binary 82 %
@@ -210,6 +222,7 @@ mod tests {
             note: None,
             warnings: &[],
             vectors: None,
+            pairs: None,
             next: Vec::new(),
             ..report
         };

@@ -178,6 +178,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
 fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Result<LabelScoresSettings> {
     Ok(LabelScoresSettings {
         output: SPAN_LOGITS.to_owned(),
+        schema_token: None,
         label_token: LABEL.to_owned(),
         separator: SEPARATOR.to_owned(),
         labels_first: config.is_set("prompt_first")?,

@@ -230,6 +230,7 @@ fn settings(
     let [label_token, separator] = if reads_labels { tokens(config)? } else { Default::default() };
     let settings = ZeroShotEntitiesSettings {
         output: SPAN_LOGITS.to_owned(),
+        schema_token: None,
         label_token,
         separator,
         label_encoder: None,

@@ -1,6 +1,7 @@
 //! Encoders, with and without a head for labels: from `config.json` and weights to a graph.
 
 mod config;
+mod counted_spans;
 mod cross_attention;
 mod decoder;
 mod details;
@@ -10,11 +11,13 @@ mod distances;
 mod families;
 mod gliclass;
 mod gliner;
+mod gliner2;
 mod gliner_config;
 mod graph;
 mod heads;
 mod label_encoder;
 mod source;
+mod span_layers;
 mod spans;
 mod text_scores;
 mod vectors;
@@ -26,6 +29,7 @@ pub(super) use self::{
     gliclass::{GLICLASS, is_gliclass, open_gliclass},
     gliner::{is_gliner, missing_encoder, open_gliner},
     gliner_config::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG},
+    gliner2::{ENCODER_CONFIG, GLINER2, is_gliner2, open_gliner2},
     graph::LOGITS,
     label_encoder::FOLDER as LABELS_TOKENIZER,
     source::{open, text_settings, token_settings},

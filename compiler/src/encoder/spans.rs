@@ -1,5 +1,6 @@
 //! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
-//! or another model computes their vectors. GLiClass's head (`text_scores.rs`) has the text as its only word.
+//! or another model computes their vectors. GLiClass's head (`text_scores.rs`) has the text as its only word; GLiNER2's
+//! (`counted_spans.rs`) has other layers on labels.
 //!
 //! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
@@ -8,8 +9,10 @@
 use kivu_engine::{kernel::LANES, program::WORD_SCORES};
 
 use super::{
+    counted_spans::{CountedSpans, label_layers, label_logits},
+    span_layers::{SpanLayers, apply_two, numbered, numbers_of_markers, span_logits, two_layers},
     text_scores::{Pairs, TextHead, pair_layers},
-    word_scores::{self, WordLayers, joined, layer, linear},
+    word_scores::{self, WordLayers, joined},
 };
 use crate::{
     layers::Layers,
@@ -35,6 +38,10 @@ pub(super) enum Scored {
     Words,
     /// The text.
     Text(TextHead),
+    /// Spans, in texts with entities by count (GLiNER2).
+    CountedSpans(CountedSpans),
+    /// The label itself (GLiNER2).
+    Labels,
 }
 
 /// A head for spans, words or texts.
@@ -53,22 +60,11 @@ pub(super) struct SpanHead {
     pub(super) max_tokens: usize,
 }
 
-/// Constants of a span graph, in the order in which the native engine reads them.
-struct Constants {
-    /// The layers on markers' vectors, with their biases.
-    prompt: [Value; 4],
-    /// The last span layer.
-    last: [Value; 2],
-    /// The layers on the vectors of words that begin and that end spans, and on both together.
-    start: [Value; 6],
-    end: [Value; 5],
-}
-
 impl SpanHead {
     /// Whether the native engine has the layers.
     pub(super) fn suits_native_engine(&self) -> bool {
         let suits = match self.scored {
-            Scored::Spans(_) | Scored::Words => true,
+            Scored::Spans(_) | Scored::Words | Scored::CountedSpans(_) | Scored::Labels => true,
             Scored::Text(head) => head.hidden.is_multiple_of(LANES),
         };
         suits && self.width.is_multiple_of(LANES)
@@ -85,9 +81,9 @@ impl SpanHead {
             tokens = projected(layers, "token_rep_layer.projection", &tokens, [encoder_width, width])?;
         }
         let inputs = [&tokens, &words];
-        let mut vectors = layers
-            .graph
-            .function("Words", inputs, |graph, [tokens, words]| self.numbered(graph, tokens, words).0);
+        let mut vectors = layers.graph.function("Words", inputs, |graph, [tokens, words]| {
+            numbered(graph, tokens, words, self.max_tokens).0
+        });
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
@@ -96,14 +92,24 @@ impl SpanHead {
             Scored::Spans(longest) => (self.spans(layers, inputs, longest)?, longest),
             Scored::Words => (self.word_scores(layers, inputs)?, WORD_SCORES),
             Scored::Text(head) => (self.text_scores(layers, inputs, head)?, 1),
+            Scored::CountedSpans(spans) => {
+                let marker =
+                    self.marker.ok_or_else(|| Error::model("expected labels in front of the text"))?;
+                let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
+                (spans.write(layers, [self.width, self.max_tokens], inputs, &marker)?, spans.longest)
+            }
+            Scored::Labels => (self.label_scores(layers, inputs)?, 1),
         };
-        let axes = [any("batch"), any("words"), any("labels"), fixed(count)];
+        let words = if matches!(self.scored, Scored::Labels) { fixed(1) } else { any("words") };
+        let axes = [any("batch"), words, any("labels"), fixed(count)];
         layers.graph.output(&logits, SPAN_LOGITS, axes);
         Ok(())
     }
 
     fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], longest: usize) -> Result<Value> {
-        let Constants { prompt, last, start, end } = self.constants(layers)?;
+        let prompt = two_layers(layers, "prompt_rep_layer", self.width)?;
+        let SpanLayers { last, start, end } =
+            SpanLayers::read(layers, "span_rep_layer.span_rep_layer", self.width)?;
         let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
         let [p0, p1, p2, p3] = &prompt;
         let [l0, l1] = &last;
@@ -111,8 +117,22 @@ impl SpanHead {
         let [e0, e1, e2, e3, e4] = &end;
         let constants = [&longest_span, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4];
         Ok(self.call::<18, 23, 21>(layers, "Spans", inputs, constants, |graph, inputs, constants| {
-            self.logits(graph, inputs, constants, longest)
+            let [labels, vectors, words] = inputs;
+            let [_, p0, p1, p2, p3, spans @ ..] = constants;
+            let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
+            span_logits(graph, [&labels, vectors, words], spans, [longest, self.max_tokens])
         }))
+    }
+
+    fn label_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
+        let constants = label_layers(layers, self.width)?;
+        Ok(self.call::<4, 9, 7>(
+            layers,
+            "LabelScores",
+            inputs,
+            constants.each_ref(),
+            |graph, [labels, ..], constants| label_logits(graph, labels, constants),
+        ))
     }
 
     fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
@@ -183,108 +203,10 @@ impl SpanHead {
         })
     }
 
-    fn constants(&self, layers: &mut Layers<'_>) -> Result<Constants> {
-        let (width, wide) = (self.width, 4 * self.width);
-        let prompt = two_layers(layers, "prompt_rep_layer", width)?;
-        let name = "span_rep_layer.span_rep_layer.out_project.3";
-        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[width, wide])?;
-        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[width])?;
-        let last = [
-            layers.graph.floats(&format!("{name}.weight"), &[width, wide], &weight.values),
-            layers.graph.floats(&format!("{name}.bias"), &[width, 1], &bias.values),
-        ];
-        let name = "span_rep_layer.span_rep_layer.out_project.0";
-        let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
-        let [start, end] = [("start", 0), ("end", width)].map(|(side, from)| {
-            let rows = weight.values.chunks_exact(2 * width).flat_map(|row| &row[from..][..width]);
-            let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-            layers.graph.floats(&format!("{name}.{side}"), &[width, wide], &half)
-        });
-        let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
-        let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
-        let of_side = |side: &str| format!("span_rep_layer.span_rep_layer.project_{side}");
-        let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
-        let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
-        let (start, end) = ([s0, s1, s2, s3, start, bias], [e0, e1, e2, e3, end]);
-        Ok(Constants { prompt, last, start, end })
-    }
-
-    fn logits(
-        &self,
-        graph: &mut GraphBuilder,
-        [labels, vectors, words]: [&Value; 3],
-        constants: [&Value; 18],
-        longest: usize,
-    ) -> Value {
-        let [_, p0, p1, p2, p3, l0, l1, start @ .., e0, e1, e2, e3, e4] = constants;
-        let [s0, s1, s2, s3, s4, s5] = start;
-        let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
-        let [labels, biases] = [l0, l1].map(|factor| {
-            let product = graph.node("MatMul", &[&labels, factor], vec![]);
-            graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
-        });
-        let mut sides = [[s0, s1, s2, s3, s4], [e0, e1, e2, e3, e4]].map(|[w0, b0, w1, b1, half]| {
-            let part = apply_two(graph, vectors, [w0, b0, w1, b1]);
-            let part = graph.node("Relu", &[&part], vec![]);
-            graph.node("MatMul", &[&part, half], vec![])
-        });
-        sides[0] = graph.node("Add", &[&sides[0], s5], vec![]);
-        let [starts, ends] = sides;
-        let indexes = self.indexes(graph, words);
-        let last_axis = graph.integers("last_axis", &[-1]);
-        let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
-        let mut of_lengths = Vec::new();
-        for length in 0..longest {
-            let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
-            let ends_at = graph.node("Add", &[&indexes, &offset], vec![]);
-            let ends_at = graph.node("Min", &[&ends_at, &last], vec![]);
-            let ends = graph.node("Gather", &[&ends, &ends_at], vec![integer("axis", 1)]);
-            let spans = graph.node("Add", &[&starts, &ends], vec![]);
-            let spans = graph.node("Relu", &[&spans], vec![]);
-            let products = graph.node("MatMul", &[&spans, &labels], vec![]);
-            let logits = graph.node("Add", &[&products, &biases], vec![]);
-            of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
-        }
-        graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)])
-    }
-
     /// Label vectors: the marker tokens'.
     fn labels(&self, graph: &mut GraphBuilder, [tokens, ids, marker]: [&Value; 3]) -> Value {
-        let markers = self.numbers_of_markers(graph, ids, marker);
-        self.numbered(graph, tokens, &markers).0
-    }
-
-    /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
-    fn numbers_of_markers(&self, graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
-        let one = graph.integers("one", &[1]);
-        let is_marker = graph.node("Equal", &[ids, marker], vec![]);
-        let is_marker = graph.cast(&is_marker, data_type::INT64);
-        let counted = graph.node("CumSum", &[&is_marker, &one], vec![]);
-        graph.node("Mul", &[&counted, &is_marker], vec![])
-    }
-
-    /// The indexes from 0 on of tokens that are numbered from 1 on.
-    fn indexes(&self, graph: &mut GraphBuilder, numbers: &Value) -> Value {
-        let counting: Vec<i64> = (0..self.max_tokens as i64).collect();
-        let zero = graph.integers("zero", &[0]);
-        let counting = graph.integers("span_indexes", &counting);
-        let flat = graph.integers("flat_list", &[-1]);
-        let count = graph.node("ReduceMax", &[numbers], vec![integer("keepdims", 1)]);
-        let count = graph.node("Reshape", &[&count, &flat], vec![]);
-        graph.node("Slice", &[&counting, &zero, &count, &zero], vec![])
-    }
-
-    /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
-    /// the indexes from 0 on.
-    fn numbered(&self, graph: &mut GraphBuilder, tokens: &Value, numbers: &Value) -> (Value, Value) {
-        let one = graph.integers("one", &[1]);
-        let indexes = self.indexes(graph, numbers);
-        let expected = graph.node("Add", &[&indexes, &one], vec![]);
-        let expected = graph.node("Unsqueeze", &[&expected, &one], vec![]);
-        let numbers = graph.node("Unsqueeze", &[numbers, &one], vec![]);
-        let is_token = graph.node("Equal", &[&numbers, &expected], vec![]);
-        let is_token = graph.cast(&is_token, data_type::FLOAT);
-        (graph.node("MatMul", &[&is_token, tokens], vec![]), indexes)
+        let markers = numbers_of_markers(graph, ids, marker);
+        numbered(graph, tokens, &markers, self.max_tokens).0
     }
 
     /// Bidirectional LSTM layer over each text's words.
@@ -368,17 +290,4 @@ fn lstm(
 fn projected(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
     layers.linear_in_fp32(&weight, Some(&bias), input, shape)
-}
-
-/// The weights and biases of two layers; the first is four times as wide.
-fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
-    let [w0, b0] = layer(layers, &format!("{name}.0"), [width, 4 * width])?;
-    let [w1, b1] = layer(layers, &format!("{name}.3"), [4 * width, width])?;
-    Ok([w0, b0, w1, b1])
-}
-
-fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
-    let wide = linear(graph, input, [w0, b0]);
-    let wide = graph.node("Relu", &[&wide], vec![]);
-    linear(graph, &wide, [w1, b1])
 }

@@ -1,6 +1,6 @@
 //! The hub's HTTP API: repository file lists, and file contents from any offset.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{error::Error as StdError, path::Path, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -131,8 +131,8 @@ impl<'a> Hub<'a> {
         let body = Limited::new(response.into_body(), MAX_LIST_BYTES).collect();
         match timeout(self.config.timeout, body).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) => Err(self.unreachable(&*error)),
-            Err(elapsed) => Err(self.unreachable(&elapsed)),
+            Ok(Err(error)) => Err(self.unreachable(&*error, name)),
+            Err(elapsed) => Err(self.unreachable(&elapsed, name)),
         }
     }
 
@@ -171,8 +171,8 @@ impl<'a> Hub<'a> {
             })?;
             let response = match timeout(self.config.timeout, self.http.request(request)).await {
                 Ok(Ok(response)) => response,
-                Ok(Err(error)) => return Err(self.unreachable(&error)),
-                Err(elapsed) => return Err(self.unreachable(&elapsed)),
+                Ok(Err(error)) => return Err(self.unreachable(&error, name)),
+                Err(elapsed) => return Err(self.unreachable(&elapsed, name)),
             };
             let status = response.status();
             if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
@@ -191,7 +191,7 @@ impl<'a> Hub<'a> {
             .into())
     }
 
-    fn unreachable(&self, error: &(dyn StdError + 'static)) -> Failure {
+    fn unreachable(&self, error: &(dyn StdError + 'static), name: &RepositoryName) -> Failure {
         let (mut causes, mut source) = (error.to_string(), error.source());
         if error.is::<ClientError>() {
             // The client's own message only names the operation.
@@ -202,10 +202,12 @@ impl<'a> Hub<'a> {
             causes = format!("{causes}{separator}{cause}");
             source = cause.source();
         }
+        // The name may be a misspelled path.
+        let missing = if Path::new(&name.id).exists() { "" } else { ", which is no folder here" };
         let message = format!(
-            "expected a response from `{}`, but found {causes}; check the connection, or set HF_HUB_OFFLINE=1 to use \
-             files that were downloaded earlier",
-            self.config.endpoint
+            "expected a response from `{}` for `{}`{missing}, but found {causes}; check the name and the connection, or set \
+             HF_HUB_OFFLINE=1 to use files that were downloaded earlier",
+            self.config.endpoint, name.id
         );
         Failure::Transient(Error::unavailable(message), None)
     }

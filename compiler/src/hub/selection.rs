@@ -74,7 +74,8 @@ impl Paths<'_> {
 
     /// Whether the model's vectors depend on `modules.json`: an encoder without a head for another task.
     pub(super) fn may_need_modules(&self, folder: &Path) -> Result<bool> {
-        if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) || encoder::is_gliclass(folder) {
+        let is_other = encoder::is_gliclass(folder) || encoder::is_gliner2(folder);
+        if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) || is_other {
             return Ok(false);
         }
         let config = ConfigFile::open(folder)?;
@@ -122,7 +123,7 @@ impl Paths<'_> {
         let config = ConfigFile::open(&transformer)?;
         let mut types = encoder::MODEL_TYPES.to_vec();
         types.extend(seq2seq::MODEL_TYPES.iter().filter(|name| !encoder::MODEL_TYPES.contains(name)));
-        types.push(encoder::GLICLASS);
+        types.extend([encoder::GLICLASS, encoder::GLINER2]);
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
         if is_supported {
@@ -195,7 +196,7 @@ fn is_settings(path: &str) -> bool {
         Some((
             folder,
             "config.json" | "tokenizer.json" | "tokenizer_config.json" | "sentence_bert_config.json",
-        )) => is_module(folder) || folder == encoder::LABELS_TOKENIZER,
+        )) => is_module(folder) || [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder),
         Some(_) => false,
     }
 }

@@ -7,6 +7,7 @@ mod generation;
 mod generators;
 mod gliclass;
 mod gliner;
+mod gliner2;
 mod rules;
 mod sentence_transformers;
 mod shared;

@@ -9,13 +9,13 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    encoders, generation, generators, gliclass, gliner,
+    encoders, generation, generators, gliclass, gliner, gliner2,
     rules::{Allowed, Document, Rules},
     sentence_transformers as modules, tokenizer,
 };
 use crate::{
     config::ConfigFile,
-    encoder::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER},
+    encoder::{DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER},
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     Gliner,
     /// An encoder with its settings inside GLiClass's.
     Gliclass,
+    /// An encoder with its settings in a folder of GLiNER2's.
+    Gliner2,
     Seq2Seq,
     /// A graph; it replaces what `config.json` says about a model's layers.
     Export,
@@ -104,6 +106,15 @@ impl Walk<'_> {
             Kind::Gliclass => {
                 self.nested_encoder(ConfigFile::NAME, &fields, "encoder_config")?;
                 Some(vec![&gliclass::GLICLASS])
+            }
+            Kind::Gliner2 => {
+                let folder = self.root.join(ENCODER_CONFIG);
+                if let Some(config) = ConfigFile::open_if_exists(&folder, ConfigFile::NAME)?
+                    && let Some(rules) = encoder(&config)
+                {
+                    self.check_file(&folder.join(ConfigFile::NAME), &[rules])?;
+                }
+                Some(vec![&gliner2::GLINER2])
             }
             // The graph contains the layers.
             Kind::Export => {

@@ -9,8 +9,11 @@ use kivu::{
 pub(super) const LABELS: [&str; 8] =
     ["person", "organization", "location", "date", "product", "event", "email address", "phone number"];
 
+/// Difference between equal values after rounding, as a share of the largest.
+const SAME: f32 = 1e-5;
+
 /// A model's result for a text, at one output.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     /// A dense vector, or label scores.
     Vector(Vec<f32>),
@@ -19,7 +22,7 @@ pub(super) enum Answer {
 }
 
 /// A text's vectors for late interaction, normalized, each with `width` values.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct MultiVectors {
     pub(super) document: Vec<f32>,
     /// `None` if queries have the same form as documents.
@@ -48,6 +51,27 @@ impl Answer {
         match self {
             Self::Vector(values) => values,
             Self::Sparse(_) | Self::MultiVector(_) => &[],
+        }
+    }
+
+    /// Whether another text's output is the same, apart from rounding.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Vector(left), Self::Vector(right)) => {
+                let largest = left.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                left.len() == right.len()
+                    && left.iter().zip(right).all(|(left, right)| (left - right).abs() <= largest * SAME)
+            }
+            _ => self == other,
+        }
+    }
+
+    /// Values per output, for outputs with a fixed or token-dependent number of values.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Vector(values) => values.len(),
+            Self::Sparse(_) => 0,
+            Self::MultiVector(vectors) => vectors.document.len() + vectors.query.as_ref().map_or(0, Vec::len),
         }
     }
 

@@ -101,6 +101,15 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
     }
 }
 
+/// Why figures say nothing about a model, if its outputs do not depend on the text.
+pub(crate) fn note(reference: &Answers) -> Option<String> {
+    let mut pairs = reference.texts.windows(2);
+    let is_same =
+        |pair: &[Vec<Answer>]| pair[0].iter().zip(&pair[1]).all(|(left, right)| left.is_same(right));
+    (reference.texts.len() > 1 && pairs.all(is_same))
+        .then(|| "all texts have the same output, so the quality says nothing".to_owned())
+}
+
 /// Whether another form is better: in no figure worse, and in one better.
 pub(crate) fn is_better(found: &[Quality], other: &[Quality]) -> bool {
     let figures = |qualities: &[Quality]| qualities.iter().flat_map(figures).collect::<Vec<f32>>();

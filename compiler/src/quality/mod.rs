@@ -1,14 +1,25 @@
 //! The quality gate: how close a quantized model comes to its fp32 form on sample texts.
 
 mod answer;
+mod chrf;
 pub(super) mod compare;
+mod correlation;
 mod inputs;
+pub(super) mod pairs;
+mod peer;
+mod report;
+pub(super) mod samples;
 pub(super) mod served;
 pub(super) mod step_comparison;
 
 use std::{future::Future, thread};
 
-pub use self::inputs::inputs;
+pub use self::{
+    inputs::inputs,
+    pairs::{PairFigures, PairQuality},
+    report::{Other, Report, measure},
+    samples::{Pairs, Samples, Texts},
+};
 use super::recipe::QualityFloor;
 use kivu::{
     error::{Error, Result},

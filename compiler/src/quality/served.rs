@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    SENTENCES,
     answer::{Answer, LABELS, MultiVectors},
+    samples::Texts,
     wait,
 };
 use crate::{
@@ -25,6 +25,7 @@ use kivu::{
         onnx::{OnnxBackend, Runtime},
     },
     error::{Error, Result},
+    model::Pipeline,
     pipeline::{
         Input,
         classification::ClassificationPipeline,
@@ -35,10 +36,12 @@ use kivu::{
         label_vectors::LabelEncoder,
         multi_vector::MultiVectorSettings,
         pooling::normalize,
+        ranking::RankingPipeline,
         roles::TextRole,
         scores::ScoreFunction,
+        seq2seq::Seq2SeqPipeline,
         token_classification::TokenClassificationPipeline,
-        zero_shot::Labels,
+        zero_shot::{Labels, ZeroShotPipeline},
         zero_shot_entities::ZeroShotEntitiesPipeline,
     },
     tokenizer::{Side, Tokenizer, Truncation},
@@ -47,8 +50,8 @@ use kivu::{
 /// Texts that run together: enough to keep all CPUs busy, and few enough for regular progress updates.
 const PART: usize = 30;
 /// Timeout for [`PART`] texts.
-const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-const TRUNCATION: Truncation = Truncation::At(Side::Right);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
 /// An encoder in the pipeline that serves it.
 pub(crate) enum ServedEncoder {
@@ -69,6 +72,24 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
+    /// Another program's answers.
+    pub(super) fn of(texts: Vec<Vec<Answer>>) -> Self {
+        Self { reads: texts.len(), texts, time: Duration::ZERO }
+    }
+
+    /// The same answers at the first output only.
+    pub(super) fn first_output(mut self) -> Self {
+        self.texts.iter_mut().for_each(|answers| answers.truncate(1));
+        self
+    }
+
+    /// Whether all outputs have as many values as others'.
+    pub(super) fn has_sizes_of(&self, other: &Self) -> bool {
+        let sizes =
+            |answers: &Self| -> Vec<usize> { answers.texts.iter().flatten().map(Answer::size).collect() };
+        sizes(self) == sizes(other)
+    }
+
     /// Dense document vectors, or scores.
     pub(crate) fn values(&self) -> Vec<Vec<f32>> {
         self.texts.iter().filter_map(|answers| Some(answers.first()?.values().to_vec())).collect()
@@ -125,9 +146,42 @@ impl ServedEncoder {
         })
     }
 
+    /// An opened model's encoder; the pipeline of a model that generates texts.
+    pub(crate) fn of(pipeline: &Pipeline) -> std::result::Result<Self, &Seq2SeqPipeline> {
+        Ok(match pipeline {
+            Pipeline::Embedding(pipeline)
+            | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+            | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => Self::Embedding(pipeline.clone()),
+            Pipeline::Classification(pipeline)
+            | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
+                Self::Classification(pipeline.clone())
+            }
+            Pipeline::TokenClassification(pipeline) => Self::TokenClassification(pipeline.clone()),
+            Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => Self::LabelScores(pipeline.clone()),
+            Pipeline::ZeroShotEntities(pipeline) => Self::ZeroShotEntities(pipeline.clone()),
+            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => return Err(pipeline),
+        })
+    }
+
+    /// The settings in the bundle's manifest.
+    pub(crate) fn settings(&self) -> EncoderSettings {
+        match self {
+            Self::Embedding(pipeline) => EncoderSettings::Embedding(pipeline.settings().clone()),
+            Self::Classification(pipeline) => EncoderSettings::Classification(pipeline.settings().clone()),
+            Self::TokenClassification(pipeline) => {
+                EncoderSettings::TokenClassification(pipeline.settings().clone())
+            }
+            Self::LabelScores(pipeline) => EncoderSettings::LabelScores(pipeline.settings().clone()),
+            Self::ZeroShotEntities(pipeline) => {
+                EncoderSettings::ZeroShotEntities(pipeline.settings().clone())
+            }
+        }
+    }
+
     /// Runs one text. Fails if the outputs do not match the settings, or are not finite.
-    pub(crate) fn check(&self) -> Result<()> {
-        let text = SENTENCES.lines().take(1).map(str::to_owned).collect();
+    pub(crate) fn check(&self, texts: &Texts) -> Result<()> {
+        let text = texts.lines().take(1).map(str::to_owned).collect();
         let answer = wait(|| self.answers(text));
         answer.map(drop).map_err(|error| {
             Error::model_because(
@@ -159,10 +213,10 @@ impl ServedEncoder {
         }
     }
 
-    /// Runs all sample texts, with one `progress` step per text.
-    pub(crate) fn measure(&self, progress: &dyn Progress) -> Result<Answers> {
+    /// Runs all texts, with one `progress` step per text.
+    pub(crate) fn measure(&self, texts: &Texts, progress: &dyn Progress) -> Result<Answers> {
         let started = Instant::now();
-        let texts = in_parts(progress, |texts| self.answers(texts))?;
+        let texts = in_parts(&texts.texts, progress, |texts| self.answers(texts))?;
         let reads = texts.len() * if self.query_form().is_some() { 2 } else { 1 };
         Ok(Answers { texts, time: started.elapsed(), reads })
     }
@@ -195,10 +249,10 @@ impl ServedEncoder {
 
     async fn vectors(&self, pipeline: &EmbeddingPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
         let kinds: Vec<VectorKind> = pipeline.settings().outputs().iter().map(|(kind, _)| *kind).collect();
-        let documents = embed(pipeline, texts.clone(), &kinds, TextRole::Document).await?;
+        let documents = embed(pipeline, texts.clone(), &kinds, Some(TextRole::Document)).await?;
         let queries = match self.query_form() {
             None => Vec::new(),
-            Some(_) => embed(pipeline, texts, &[VectorKind::MultiVector], TextRole::Query).await?,
+            Some(_) => embed(pipeline, texts, &[VectorKind::MultiVector], Some(TextRole::Query)).await?,
         };
         let mut queries = queries.into_iter();
         let answers = documents.into_iter().map(|document| {
@@ -233,43 +287,66 @@ fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) 
     text
 }
 
-/// Runs the sample texts, [`PART`] at a time.
-fn in_parts<T: Send>(
+/// Runs inputs, [`PART`] at a time, with one `progress` step per input.
+pub(super) fn in_parts<I: Clone + Send + Sync, T: Send>(
+    inputs: &[I],
     progress: &dyn Progress,
-    run: impl AsyncFn(Vec<String>) -> Result<Vec<T>> + Sync,
+    run: impl AsyncFn(Vec<I>) -> Result<Vec<T>> + Sync,
 ) -> Result<Vec<T>> {
-    let samples: Vec<String> = SENTENCES.lines().map(str::to_owned).collect();
-    let mut results = Vec::with_capacity(samples.len());
-    for part in samples.chunks(PART) {
+    let mut results = Vec::with_capacity(inputs.len());
+    for part in inputs.chunks(PART) {
         results.extend(wait(|| run(part.to_vec()))?);
         part.iter().for_each(|_| progress.step());
     }
     Ok(results)
 }
 
-/// Dense vectors for the sample texts in a role, with one `progress` step per text.
+/// Dense vectors for texts in a role, with one `progress` step per text.
 pub(crate) fn dense_vectors(
     pipeline: &EmbeddingPipeline,
     role: TextRole,
+    texts: &Texts,
     progress: &dyn Progress,
 ) -> Result<Vec<Vec<f32>>> {
-    in_parts(progress, async |texts| {
-        let vectors = embed(pipeline, texts, &[VectorKind::Dense], role).await?;
+    in_parts(&texts.texts, progress, async |texts| {
+        let vectors = embed(pipeline, texts, &[VectorKind::Dense], Some(role)).await?;
         Ok(vectors.into_iter().filter_map(|vectors| vectors.dense).collect())
     })
 }
 
-/// Vectors for texts in a role. Dense vectors are not normalized, which would only add rounding.
+/// The model's first kind of vectors for texts in a role, or with the default prompt.
+pub(super) async fn search_vectors(
+    pipeline: &EmbeddingPipeline,
+    texts: Vec<String>,
+    role: Option<TextRole>,
+) -> Result<Vec<Answer>> {
+    let settings = pipeline.settings();
+    let kinds: Vec<VectorKind> = settings.outputs().iter().map(|(kind, _)| *kind).take(1).collect();
+    let found = embed(pipeline, texts, &kinds, role).await?;
+    let answer = |vectors: TextVectors| {
+        let multi = vectors.multi_vector.zip(settings.multi_vector.as_deref()).map(|(vectors, multi)| {
+            let document = unit_vectors(vectors);
+            Answer::MultiVector(MultiVectors { document, query: None, width: multi.dimensions })
+        });
+        vectors.dense.map(Answer::Vector).or(vectors.sparse.map(Answer::Sparse)).or(multi)
+    };
+    Ok(found.into_iter().filter_map(answer).collect())
+}
+
+/// Vectors for texts in a role, or with the default prompt. Dense vectors are not normalized, which would only add rounding.
 async fn embed(
     pipeline: &EmbeddingPipeline,
     texts: Vec<String>,
     kinds: &[VectorKind],
-    role: TextRole,
+    role: Option<TextRole>,
 ) -> Result<Vec<TextVectors>> {
     let options = EmbeddingOptions {
         truncation: TRUNCATION,
         normalize: Some(false),
-        prompt_name: prompt_name(pipeline.settings(), role)?.map(str::to_owned),
+        prompt_name: match role {
+            Some(role) => prompt_name(pipeline.settings(), role)?.map(str::to_owned),
+            None => None,
+        },
         prompt: None,
         dimensions: None,
         max_values: usize::MAX,

@@ -9,7 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{PORTUGUESE, SENTENCES, wait};
+use super::{
+    PORTUGUESE, SENTENCES,
+    chrf::Chrf,
+    pairs::{PairFigures, unfit},
+    samples::{Pairs, Texts},
+    wait,
+};
 use crate::{
     cost::Comparison,
     files::read,
@@ -25,7 +31,7 @@ use kivu::{
     },
     error::{Error, Result},
     pipeline::{
-        generation::{Generated, GenerationOptions, SourceInfo, generate},
+        generation::{GenerationOptions, SourceInfo, generate},
         seq2seq::{
             Decoding, Languages, RequestedLanguages, Seq2SeqOptions, Seq2SeqParts, Seq2SeqPipeline,
             Seq2SeqSettings, shortlist::Shortlist,
@@ -43,6 +49,8 @@ const MIN_TEXTS: usize = 20;
 const MAX_WEIGHT_BYTES: u64 = 200_000_000;
 /// Maximum number of generated tokens.
 const MAX_NEW_TOKENS: usize = 96;
+/// Maximum number of generated tokens for a text with a reference, which may be long.
+const MAX_REFERENCE_TOKENS: usize = 256;
 /// Maximum number of generated tokens if there is no fp32 form to compare with.
 const MAX_CHECKED_TOKENS: usize = 4;
 /// Unknown token, which models with a shortlist never generate.
@@ -53,30 +61,77 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// Written graphs: fp32 and quantized. The second folder is the bundle's, with its tokenizers and its shortlist.
 pub(crate) struct Forms<'a> {
     pub(crate) folders: [&'a Path; 2],
-    pub(crate) bytes: [u64; 2],
 }
 
-/// Translates sample texts with both forms.
+impl Forms<'_> {
+    /// Opens both graphs, each for half the CPUs.
+    pub(crate) fn open(&self, runtime: Runtime, settings: &Seq2SeqSettings) -> Result<Pair> {
+        let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let [reference, quantized] = self.folders;
+        let forms: [Form; 2] =
+            [open_graphs(runtime, reference, threads)?, open_graphs(runtime, quantized, threads)?];
+        let Files { tokenizer, target, shortlist } = Files::read(quantized, settings)?;
+        let route = Route::seq2seq(Some(Arc::clone(&forms[0])), None);
+        let parts = Seq2SeqParts { tokenizer, target, shortlist: shortlist.map(Arc::new), route };
+        Ok(Pair { generator: Generator::new(&Seq2SeqPipeline::new(parts, settings.clone())?), forms })
+    }
+}
+
+/// Generates texts with both forms in a build.
 pub(crate) fn measure(
-    runtime: Runtime,
-    Forms { folders, bytes }: Forms<'_>,
-    settings: &Seq2SeqSettings,
+    pair: &Pair,
+    own: Option<&Texts>,
+    bytes: [u64; 2],
     progress: &dyn Progress,
 ) -> Result<(Quality, Comparison)> {
-    let texts: Vec<&str> = texts(&settings.languages, bytes[0]).collect();
-    progress.stage("measure the quality", texts.len());
-    let pair = Pair::open(runtime, folders, settings)?;
-    let mut totals = Totals::default();
-    for text in &texts {
-        wait(|| pair.compare(text, &mut totals))?;
-        progress.step();
-    }
+    let own: Option<Vec<&str>> = own.map(|texts| texts.lines().collect());
+    let languages = &pair.generator.pipeline.settings().languages;
+    let texts = own.unwrap_or_else(|| texts(languages, bytes[0]).collect());
+    let totals = pair.totals(&texts, progress)?;
     // Both forms run at the same time on half the CPUs each, one text at a time.
     Ok((totals.quality(texts.len()), Comparison::new(bytes, totals.times, texts.len())))
 }
 
-/// Generates a few tokens with the bundle's graphs, to check that they run.
-pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings) -> Result<()> {
+/// Quality of an opened model's texts against another form's, and the number of texts.
+pub(crate) fn quality_of(
+    [reference, quantized]: [&Seq2SeqPipeline; 2],
+    own: Option<&Texts>,
+    progress: &dyn Progress,
+) -> Result<Quality> {
+    let generator = Generator::new(quantized);
+    let forms = [local(reference)?, local(quantized)?];
+    let own: Option<Vec<&str>> = own.map(|texts| texts.lines().collect());
+    let texts = own.unwrap_or_else(|| texts(&quantized.settings().languages, 0).collect());
+    Ok(Pair { generator, forms }.totals(&texts, progress)?.quality(texts.len()))
+}
+
+/// A generator's results on texts with references.
+pub(crate) fn references(
+    pipeline: &Seq2SeqPipeline,
+    pairs: &Pairs,
+    progress: &dyn Progress,
+) -> Result<PairFigures> {
+    Generator::new(pipeline).references(&local(pipeline)?, pairs, progress)
+}
+
+/// The languages between which sample texts are translated.
+pub(crate) fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
+    let Seq2SeqOptions { source, target, .. } = options(pipeline, MAX_NEW_TOKENS);
+    source.zip(target).map(|(source, target)| format!("{source} to {target}"))
+}
+
+/// The graphs in this process.
+fn local(pipeline: &Seq2SeqPipeline) -> Result<Form> {
+    pipeline.local().cloned().ok_or_else(|| {
+        Error::config(
+            "expected a model in this process, but found one on the fleet; set its policy to `local`",
+        )
+    })
+}
+
+/// Generates a few tokens with the bundle's graphs, to check that they run. Returns the model.
+pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings) -> Result<Seq2SeqPipeline> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let Files { tokenizer, target, shortlist } = Files::read(folder, settings)?;
     let route = Route::seq2seq(Some(open_graphs(runtime, folder, threads)?), None);
@@ -86,9 +141,10 @@ pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings)
     let options = options(&pipeline, MAX_CHECKED_TOKENS);
     let text = texts(&settings.languages, 0).take(1).map(str::to_owned).collect();
     let generated = wait(|| pipeline.generate(text, &options, Deadline::within(TIMEOUT)));
-    generated.map(drop).map_err(|error| {
+    generated.map_err(|error| {
         Error::model_because("the model fails on a sample text; check its weights and `config.json`", error)
-    })
+    })?;
+    Ok(pipeline)
 }
 
 /// A model's sample texts: Portuguese if it reads Portuguese, English otherwise.
@@ -124,9 +180,9 @@ impl Files {
     }
 }
 
-fn open_graphs(runtime: Runtime, folder: &Path, threads: NonZeroUsize) -> Result<Arc<OnnxSeq2Seq>> {
+fn open_graphs(runtime: Runtime, folder: &Path, threads: NonZeroUsize) -> Result<Form> {
     let graphs = [ENCODER, DECODER].map(|name| folder.join(name));
-    OnnxSeq2Seq::open(runtime, graphs.each_ref(), Parallelism::WithinStep(threads)).map(Arc::new)
+    Ok(Arc::new(OnnxSeq2Seq::open(runtime, graphs.each_ref(), Parallelism::WithinStep(threads))?))
 }
 
 /// Greedy generation of at most `max_length` tokens, from English and to Portuguese if the model has these languages.
@@ -152,20 +208,27 @@ fn options(pipeline: &Seq2SeqPipeline, max_length: usize) -> Seq2SeqOptions {
     }
 }
 
-/// A model in fp32 and quantized.
-struct Pair {
-    /// Prepares texts.
+/// A model's graphs.
+type Form = Arc<dyn Seq2SeqBackend>;
+
+/// Prepares texts for any form of a model.
+struct Generator {
+    /// Without its shortlist, which is applied here, since texts are generated without it too.
     pipeline: Seq2SeqPipeline,
-    options: Seq2SeqOptions,
-    target: Arc<Tokenizer>,
-    shortlist: Option<Shortlist>,
+    shortlist: Option<Arc<Shortlist>>,
+}
+
+/// A model in fp32 and quantized.
+pub(crate) struct Pair {
+    generator: Generator,
     /// In fp32, and quantized.
-    forms: [Arc<OnnxSeq2Seq>; 2],
+    forms: [Form; 2],
 }
 
 /// Sums over all texts.
 #[derive(Default)]
 struct Totals {
+    chrf: Chrf,
     similarity: f64,
     identical: usize,
     steps: usize,
@@ -194,105 +257,174 @@ struct Step {
 }
 
 impl Pair {
-    fn open(runtime: Runtime, folders: [&Path; 2], settings: &Seq2SeqSettings) -> Result<Self> {
-        let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let forms = [open_graphs(runtime, folders[0], threads)?, open_graphs(runtime, folders[1], threads)?];
-        let Files { tokenizer, target, shortlist } = Files::read(folders[1], settings)?;
-        let route = Route::seq2seq(Some(Arc::clone(&forms[0]) as _), None);
-        // The shortlist is applied here, since texts are translated without it too.
-        let parts = Seq2SeqParts { tokenizer, target: Arc::clone(&target), shortlist: None, route };
-        let pipeline = Seq2SeqPipeline::new(parts, settings.clone())?;
-        let options = options(&pipeline, MAX_NEW_TOKENS);
-        Ok(Self { pipeline, options, target, shortlist, forms })
+    /// Compares both forms' texts, with one `progress` step per text.
+    fn totals(&self, texts: &[&str], progress: &dyn Progress) -> Result<Totals> {
+        progress.stage("measure the quality", texts.len());
+        let options = options(&self.generator.pipeline, MAX_NEW_TOKENS);
+        let mut totals = Totals::default();
+        for text in texts {
+            wait(|| self.compare(text, &options, &mut totals))?;
+            progress.step();
+        }
+        Ok(totals)
     }
 
-    async fn compare(&self, text: &str, totals: &mut Totals) -> Result<()> {
-        let whole = self.pipeline.decoding_of(text, &self.options)?;
-        let decoding = match &self.shortlist {
-            Some(shortlist) => {
-                let source = whole.sources.rows.iter().flatten();
-                let source: Vec<u32> = source.filter_map(|id| u32::try_from(*id).ok()).collect();
-                within(&whole, shortlist.allowed(&source, UNKNOWN))
-            }
-            None => whole.clone(),
-        };
-        let [reference, quantized] = self.generate(&decoding).await?;
-        totals.similarity += similarity(&reference.text, &quantized.text);
-        totals.identical += usize::from(reference.text == quantized.text);
-        totals.times[0] += reference.time;
-        totals.times[1] += quantized.time;
-        let [reference, quantized] = self.steps(&decoding.sources, &reference.ids).await?;
-        for (reference, quantized) in reference.into_iter().zip(quantized) {
+    /// Both forms' results on texts with references.
+    pub(crate) fn references(&self, pairs: &Pairs, progress: &dyn Progress) -> Result<[PairFigures; 2]> {
+        let [reference, quantized] = &self.forms;
+        let figures = |form| self.generator.references(form, pairs, progress);
+        Ok([figures(reference)?, figures(quantized)?])
+    }
+
+    async fn compare(&self, text: &str, options: &Seq2SeqOptions, totals: &mut Totals) -> Result<()> {
+        let (generator, [reference, quantized]) = (&self.generator, &self.forms);
+        let whole = generator.pipeline.decoding_of(text, options)?;
+        let decoding = generator.restricted(&whole);
+        let generated = futures::try_join!(
+            generator.generate(reference, &decoding),
+            generator.generate(quantized, &decoding)
+        );
+        let (expected, found) = generated?;
+        totals.chrf.add(&found.text, &expected.text);
+        totals.similarity += similarity(&expected.text, &found.text);
+        totals.identical += usize::from(expected.text == found.text);
+        totals.times[0] += expected.time;
+        totals.times[1] += found.time;
+        let target: Arc<[i64]> = std::iter::once(decoding.config.start()).chain(expected.ids).collect();
+        let (expected, found) =
+            futures::try_join!(steps(reference, &decoding, &target), steps(quantized, &decoding, &target))?;
+        for (expected, found) in expected.into_iter().zip(found) {
             totals.steps += 1;
-            totals.agreeing += usize::from(reference.likeliest == quantized.likeliest);
-            totals.difference += (reference.probability - quantized.probability).abs();
+            totals.agreeing += usize::from(expected.likeliest == found.likeliest);
+            totals.difference += (expected.probability - found.probability).abs();
         }
-        if let Some(shortlist) = &self.shortlist {
-            let all = (0..=i64::from(shortlist.largest())).filter(|id| *id != i64::from(UNKNOWN));
-            let [reference, quantized] = self.generate(&within(&whole, all.collect())).await?;
-            *totals.unrestricted.get_or_insert_default() += similarity(&reference.text, &quantized.text);
+        if let Some(decoding) = generator.unrestricted(&whole) {
+            let generated = futures::try_join!(
+                generator.generate(reference, &decoding),
+                generator.generate(quantized, &decoding)
+            );
+            let (expected, found) = generated?;
+            *totals.unrestricted.get_or_insert_default() += similarity(&expected.text, &found.text);
         }
         Ok(())
     }
+}
 
-    /// Generates greedily with both forms.
-    async fn generate(&self, Decoding { sources, config }: &Decoding) -> Result<[Output; 2]> {
+impl Generator {
+    fn new(pipeline: &Seq2SeqPipeline) -> Self {
+        Self { pipeline: pipeline.without_shortlist(), shortlist: pipeline.shortlist().cloned() }
+    }
+
+    /// With the tokens that the shortlist allows, if there is one.
+    fn restricted(&self, whole: &Decoding) -> Decoding {
+        let Some(shortlist) = &self.shortlist else { return whole.clone() };
+        let source = whole.sources.rows.iter().flatten();
+        let source: Vec<u32> = source.filter_map(|id| u32::try_from(*id).ok()).collect();
+        within(whole, shortlist.allowed(&source, UNKNOWN))
+    }
+
+    /// With all tokens that can be generated, for a model with a shortlist.
+    fn unrestricted(&self, whole: &Decoding) -> Option<Decoding> {
+        let all = 0..=i64::from(self.shortlist.as_ref()?.largest());
+        Some(within(whole, all.filter(|id| *id != i64::from(UNKNOWN)).collect()))
+    }
+
+    /// Generates greedily.
+    async fn generate(&self, form: &Form, Decoding { sources, config }: &Decoding) -> Result<Output> {
         let infos = [SourceInfo { length: sources.rows.iter().map(Vec::len).sum(), number: 0 }];
         let config = config.clone();
         let work =
             move |decoder: &mut dyn Decoder| generate(decoder, &infos, &config, Deadline::within(TIMEOUT));
-        let translation = |(generated, time): (Vec<Vec<Generated>>, Duration)| {
-            let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
-            let known = ids.iter().map(|id| match &sources.shortlist {
-                Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
-                None => *id as u32,
-            });
-            let known: Vec<u32> = known.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
-            Ok::<_, Error>(Output { text: self.target.decode(&known, true)?, ids, time })
-        };
-        let [reference, quantized] = self.run(sources, work).await?;
-        Ok([translation(reference)?, translation(quantized)?])
+        let (generated, time) = run(form, sources, work).await?;
+        let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
+        let known = ids.iter().map(|id| match &sources.shortlist {
+            Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
+            None => *id as u32,
+        });
+        let target = self.pipeline.target_tokenizer();
+        let known: Vec<u32> = known.filter(|id| (*id as usize) < target.vocabulary_size()).collect();
+        Ok(Output { text: target.decode(&known, true)?, ids, time })
     }
 
-    /// Both forms' predictions for each step towards `target`.
-    async fn steps(&self, sources: &SourceBatch, target: &[i64]) -> Result<[Vec<Step>; 2]> {
-        let start = self.pipeline.settings().generation.decoder_start_token_id;
-        let target: Arc<[i64]> = std::iter::once(start).chain(target.iter().copied()).collect();
-        let work = move |decoder: &mut dyn Decoder| {
-            let step = |pair: &[i64]| {
-                let logits = decoder.step(&pair[..1])?;
-                Ok(Step::new(logits.values, pair[1] as usize))
-            };
-            target.windows(2).map(step).collect::<Result<Vec<Step>>>()
+    /// A form's results on texts with references.
+    fn references(&self, form: &Form, pairs: &Pairs, progress: &dyn Progress) -> Result<PairFigures> {
+        let Pairs::References(pairs) = pairs else {
+            return Err(unfit(pairs, "a model with vectors or labels"));
         };
-        Ok(self.run(sources, work).await?.map(|(steps, _)| steps))
+        progress.stage("compare with the references", pairs.len());
+        let options = options(&self.pipeline, MAX_REFERENCE_TOKENS);
+        let (mut chrf, mut exact, mut surprise, mut tokens) = (Chrf::default(), 0, 0.0, 0_u32);
+        for [text, reference] in pairs {
+            let (output, steps) = wait(|| self.reference(form, text, reference, &options))?;
+            chrf.add(output.text.trim(), reference);
+            exact += usize::from(output.text.trim() == reference.trim());
+            surprise -= steps.iter().map(|step| step.probability).sum::<f64>();
+            tokens += steps.len() as u32;
+            progress.step();
+        }
+        Ok(PairFigures::References {
+            chrf: chrf.score(),
+            exact_match: exact as f64 / pairs.len() as f64,
+            cross_entropy: (tokens > 0).then(|| surprise / f64::from(tokens)),
+        })
     }
 
-    /// Runs `work` with both forms' decoders at the same time. Returns the results and times.
-    async fn run<T: Send + 'static>(
+    /// Generates a text, and predicts each token of its reference, the end included. There are no predictions for models
+    /// whose targets begin with other tokens than the decoder's start, or whose target tokenizer only decodes.
+    async fn reference(
         &self,
-        sources: &SourceBatch,
-        work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Clone + Send + 'static,
-    ) -> Result<[(T, Duration); 2]> {
-        let run = async |model: &OnnxSeq2Seq| {
-            let (started, work) = (Instant::now(), work.clone());
-            let (sender, receiver) = mpsc::channel();
-            let work = Box::new(move |decoder: &mut dyn Decoder| {
-                // Fails if the receiver has given up.
-                let _ = sender.send(work(decoder)?);
-                Ok(())
-            });
-            model.decode(sources.clone(), Deadline::within(TIMEOUT), work).await?;
-            let result = receiver
-                .recv()
-                .map_err(|error| Error::model_because("the graphs returned nothing", error))?;
-            Ok::<_, Error>((result, started.elapsed()))
-        };
-        let [reference, quantized] = &self.forms;
-        let (reference, quantized) = futures::try_join!(run(reference), run(quantized))?;
-        Ok([reference, quantized])
+        form: &Form,
+        text: &str,
+        reference: &str,
+        options: &Seq2SeqOptions,
+    ) -> Result<(Output, Vec<Step>)> {
+        let whole = self.pipeline.decoding_of(text, options)?;
+        let output = self.generate(form, &self.restricted(&whole)).await?;
+        let (settings, tokenizer) = (self.pipeline.settings(), self.pipeline.target_tokenizer());
+        let [before, _] = tokenizer.special_ids();
+        let first: Vec<i64> = whole.config.first_ids().collect();
+        let is_plain = first.len() == 1 && before.is_empty() && self.shortlist.is_none();
+        if !is_plain || settings.target_tokenizer.is_some() {
+            return Ok((output, Vec::new()));
+        }
+        let known = tokenizer.ids(reference)?.into_iter().map(i64::from);
+        let end = whole.config.end_id();
+        let target: Arc<[i64]> =
+            first.into_iter().chain(known).chain(end).take(settings.max_positions).collect();
+        Ok((output, steps(form, &whole, &target).await?))
     }
+}
+
+/// A form's predictions for each step towards `target`, which begins with the decoder's start.
+async fn steps(form: &Form, decoding: &Decoding, target: &Arc<[i64]>) -> Result<Vec<Step>> {
+    let target = Arc::clone(target);
+    let work = move |decoder: &mut dyn Decoder| {
+        let step = |pair: &[i64]| {
+            let logits = decoder.step(&pair[..1])?;
+            Ok(Step::new(logits.values, pair[1] as usize))
+        };
+        target.windows(2).map(step).collect::<Result<Vec<Step>>>()
+    };
+    Ok(run(form, &decoding.sources, work).await?.0)
+}
+
+/// Runs `work` with a form's decoder. Returns the result and the time.
+async fn run<T: Send + 'static>(
+    form: &Form,
+    sources: &SourceBatch,
+    work: impl FnOnce(&mut dyn Decoder) -> Result<T> + Send + 'static,
+) -> Result<(T, Duration)> {
+    let started = Instant::now();
+    let (sender, receiver) = mpsc::channel();
+    let work = Box::new(move |decoder: &mut dyn Decoder| {
+        // Fails if the receiver has given up.
+        let _ = sender.send(work(decoder)?);
+        Ok(())
+    });
+    form.decode(sources.clone(), Deadline::within(TIMEOUT), work).await?;
+    let result =
+        receiver.recv().map_err(|error| Error::model_because("the graphs returned nothing", error))?;
+    Ok((result, started.elapsed()))
 }
 
 /// The same with a shortlist.
@@ -319,6 +451,7 @@ impl Totals {
         let of_steps = |sum: f64| (sum / self.steps.max(1) as f64) as f32;
         Quality::Seq2Seq {
             texts,
+            chrf: Some(self.chrf.score() as f32),
             similarity: of_texts(self.similarity),
             identical: of_texts(self.identical as f64),
             similarity_without_shortlist: self.unrestricted.map(of_texts),

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::OnceLock};
 
+#[cfg(target_feature = "simd128")]
+use super::Simd128;
 #[cfg(target_arch = "x86_64")]
 use super::{Avx2, Avx512Vnni, AvxVnni};
 use super::{Kernel, KernelFn, Plain};
@@ -26,6 +28,9 @@ pub enum InstructionSet {
     /// NEON with 8-bit dot products.
     #[cfg(target_arch = "aarch64")]
     NeonDotProduct(NeonDotProduct),
+    /// 128-bit vectors in WebAssembly.
+    #[cfg(target_feature = "simd128")]
+    Simd128(Simd128),
     /// Ordinary Rust.
     Plain(Plain),
 }
@@ -57,6 +62,8 @@ impl InstructionSet {
             Self::NeonI8mm(_) => "neon-i8mm",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(_) => "neon-dotprod",
+            #[cfg(target_feature = "simd128")]
+            Self::Simd128(_) => "simd128",
             Self::Plain(_) => "portable",
         }
     }
@@ -79,6 +86,8 @@ impl InstructionSet {
             NeonI8mm::new().map(Self::NeonI8mm),
             #[cfg(target_arch = "aarch64")]
             NeonDotProduct::new().map(Self::NeonDotProduct),
+            #[cfg(target_feature = "simd128")]
+            Some(Self::Simd128(Simd128)),
             Some(Self::Plain(Plain)),
         ];
         all.into_iter().flatten()
@@ -97,6 +106,8 @@ impl InstructionSet {
             Self::NeonI8mm(kernel) => kernel.call(function),
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(kernel) => kernel.call(function),
+            #[cfg(target_feature = "simd128")]
+            Self::Simd128(kernel) => kernel.call(function),
             Self::Plain(kernel) => kernel.call(function),
         }
     }
@@ -115,6 +126,8 @@ impl fmt::Display for InstructionSet {
             Self::NeonI8mm(_) => "NEON i8mm",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(_) => "NEON dot product",
+            #[cfg(target_feature = "simd128")]
+            Self::Simd128(_) => "WebAssembly SIMD",
             Self::Plain(_) => "portable",
         })
     }

@@ -7,7 +7,8 @@
 //! - lane operations are correctly rounded, as in IEEE 754; `min` and `max` are comparisons with a defined result for
 //!   NaN and for positive and negative zero.
 //!
-//! Only a NaN's sign and payload are unspecified.
+//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add, and its kernel's
+//! differs in one of some 2^29 cases.
 //!
 //! # Weights
 //! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
@@ -31,6 +32,8 @@ mod instruction_set;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
+#[cfg(target_feature = "simd128")]
+mod simd128;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +45,8 @@ pub use instruction_set::InstructionSet;
 #[cfg(target_arch = "aarch64")]
 pub use neon::{NeonDotProduct, NeonI8mm};
 pub use plain::Plain;
+#[cfg(target_feature = "simd128")]
+pub use simd128::Simd128;
 
 /// `f32` lanes per kernel, and columns per panel.
 pub const LANES: usize = 16;
@@ -147,6 +152,11 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
     /// `a × b + c`, rounded once.
     fn mul_add(self, a: Self::F32x16, b: Self::F32x16, c: Self::F32x16) -> Self::F32x16;
+    /// `a × b + c` for one number.
+    #[inline(always)]
+    fn mul_add_one(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
     /// `if a < b { a } else { b }`: `b` if either is NaN, or if both are zero.
     fn min(self, a: Self::F32x16, b: Self::F32x16) -> Self::F32x16;
     /// `if a > b { a } else { b }`: `b` if either is NaN, or if both are zero.
@@ -209,6 +219,7 @@ pub trait Kernel: Copy + Send + Sync + 'static {
 }
 
 /// Implements methods by intrinsics.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! intrinsics {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)? { $body:expr })*) => {$(
         #[inline(always)]
@@ -236,11 +247,11 @@ macro_rules! with_row_count {
         }
     };
 }
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_feature = "simd128"))]
 use with_row_count;
 
 /// Splits rows evenly into parts with at most `max` rows.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_feature = "simd128"))]
 fn part(rows: usize, max: usize) -> usize {
     rows.div_ceil(rows.div_ceil(max))
 }

@@ -21,6 +21,7 @@ pub(super) fn score_spans<K: Kernel>(
     buffers.words.clear();
     buffers.words.resize(words * head.width, 0.0);
     buffers.labels.clear();
+    buffers.schema.clear();
     buffers.tokens = 0;
     let mut texts = run.tokens[tokens.clone()].iter();
     run.each_part(value, tokens, |part| {
@@ -32,6 +33,9 @@ pub(super) fn score_spans<K: Kernel>(
             }
             if head.marker == Some(token.id) {
                 buffers.labels.extend_from_slice(row);
+            }
+            if head.schema == Some(token.id) && buffers.schema.is_empty() {
+                buffers.schema.extend_from_slice(row);
             }
         }
     });

@@ -1,5 +1,7 @@
 //! API key hashes, and key lookup among them.
 
+use std::str::SplitWhitespace;
+
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -38,9 +40,9 @@ impl Keyring {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let keys = lines.map(|(index, line)| {
-            parse_line(line).ok_or_else(|| {
+            parse_line(line).map_err(|expected| {
                 Error::config(format!(
-                    "expected `NAME:SHA256` of a key, but found something else in line {}; \
+                    "expected {expected}, but found something else in line {}; \
                      `kivu key NAME` prints such a line",
                     index + 1
                 ))
@@ -70,7 +72,17 @@ impl Keyring {
     }
 }
 
-fn parse_line(line: &str) -> Option<(Key, Hash)> {
+/// A line's key, or what was expected of it.
+fn parse_line(line: &str) -> Result<(Key, Hash), &'static str> {
+    let (name, hash, fields) = parse_key(line).ok_or("`NAME:SHA256` of a key")?;
+    let limits = KeyLimits::parse(fields).ok_or(
+        "limits as `expires=YYYY-MM-DD`, `models=NAME,NAME`, `per-minute=COUNT` or `per-day=COUNT`, each once, after a key",
+    )?;
+    Ok((Key { name: name.to_owned(), limits }, hash))
+}
+
+/// A key's name and hash, and the fields after them.
+fn parse_key(line: &str) -> Option<(&str, Hash, SplitWhitespace<'_>)> {
     let (name, rest) = line.rsplit_once(':')?;
     let (name, mut fields) = (name.trim(), rest.split_whitespace());
     let digits = fields.next()?;
@@ -81,7 +93,7 @@ fn parse_line(line: &str) -> Option<(Key, Hash)> {
     for (byte, pair) in hash.iter_mut().zip(digits.as_bytes().chunks(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
-    Some((Key { name: name.to_owned(), limits: KeyLimits::parse(fields)? }, hash))
+    Some((name, hash, fields))
 }
 
 /// Whether a name is safe in a keyring line and in the log.
@@ -144,6 +156,17 @@ mod tests {
         }
         let error = Keyring::parse(&format!("\n{key}")).unwrap_err();
         insta::assert_snapshot!(error, @"expected `NAME:SHA256` of a key, but found something else in line 2; `kivu key NAME` prints such a line");
+    }
+
+    #[test]
+    fn an_invalid_limit_is_not_taken_for_an_invalid_key() {
+        let (_, line) = make_key("alice").unwrap();
+        for limit in ["expires=tomorrow", "foo=1", "per-day=0", "per-day=1 per-day=2", "secret"] {
+            let error = Keyring::parse(&format!("{line} {limit}")).unwrap_err();
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(error, @"expected limits as `expires=YYYY-MM-DD`, `models=NAME,NAME`, `per-minute=COUNT` or `per-day=COUNT`, each once, after a key, but found something else in line 1; `kivu key NAME` prints such a line");
+            }
+        }
     }
 
     #[test]

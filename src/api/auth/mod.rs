@@ -3,6 +3,7 @@
 mod key_limits;
 mod keyring;
 mod keys;
+mod local;
 mod quotas;
 mod rate;
 
@@ -78,6 +79,8 @@ pub(super) struct Caller {
 #[derive(Debug)]
 pub(super) enum Access {
     Open,
+    /// Open to programs on this machine, and to the server's own pages.
+    Local,
     GatewayVerified,
     Keys(Box<Keys>),
 }
@@ -92,7 +95,7 @@ impl Default for Guard {
 impl Guard {
     /// The configured guard.
     ///
-    /// Without configuration, a server on a loopback address is open and any other needs keys. Open access on a
+    /// Without configuration, a server on a loopback address is open to this machine and any other needs keys. Open access on a
     /// reachable address requires `auth.mode = "none"`.
     pub fn new(config: &AuthConfig, scope: BindScope) -> Result<Self> {
         let has_keys = !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
@@ -106,7 +109,7 @@ impl Guard {
                 ));
             }
             (Some(AuthMode::Keys) | None, _) if has_keys => Access::Keys(Box::new(Keys::new(config)?)),
-            (None, scope) if scope.is_loopback() => Access::Open,
+            (None, scope) if scope.is_loopback() => Access::Local,
             (Some(AuthMode::Keys) | None, _) => {
                 return Err(Error::config(
                     "expected keys for a server that is reachable from other machines, but found none; \
@@ -131,7 +134,7 @@ impl Guard {
         let keys = async {
             match &self.access {
                 Access::Keys(keys) => keys.prepare().await,
-                Access::Open | Access::GatewayVerified => Ok(()),
+                Access::Open | Access::Local | Access::GatewayVerified => Ok(()),
             }
         };
         let proxy = async {
@@ -167,6 +170,10 @@ impl Guard {
         let unauthorized = |reason, message| Err(Refusal::new(reason, StatusCode::UNAUTHORIZED, message));
         match &self.access {
             Access::Open => Ok(None),
+            Access::Local => match local::check(request) {
+                Ok(()) => Ok(None),
+                Err(message) => Err(Refusal::new("from another site's page", StatusCode::FORBIDDEN, message)),
+            },
             Access::GatewayVerified if request.extensions.get::<GatewayVerified>().is_some() => Ok(None),
             Access::GatewayVerified => unauthorized(
                 "not verified by API Gateway",
@@ -292,8 +299,9 @@ mod tests {
         let listening = |address: &str| BindScope::Address(address.parse().unwrap());
         struct Case(Option<AuthMode>, bool, BindScope, &'static str);
         let cases = [
-            Case(None, false, listening("127.0.0.1:80"), "open"),
-            Case(None, false, listening("[::1]:80"), "open"),
+            Case(None, false, listening("127.0.0.1:80"), "local"),
+            Case(None, false, listening("[::1]:80"), "local"),
+            Case(Some(AuthMode::None), false, listening("127.0.0.1:80"), "open"),
             Case(None, false, listening("0.0.0.0:80"), "refused"),
             Case(None, false, BindScope::ApiGateway, "refused"),
             Case(None, true, listening("127.0.0.1:80"), "keys"),
@@ -308,6 +316,7 @@ mod tests {
             let keys: &[&str] = if has_keys { &[&line] } else { &[] };
             let found = match Guard::new(&config(mode, keys), scope).map(|guard| guard.access) {
                 Ok(Access::Open) => "open",
+                Ok(Access::Local) => "local",
                 Ok(Access::GatewayVerified) => "gateway",
                 Ok(Access::Keys(_)) => "keys",
                 Err(_) => "refused",

@@ -10,7 +10,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use axum::{body::to_bytes, http::StatusCode, response::IntoResponse};
+use axum::{
+    body::to_bytes,
+    http::{HeaderMap, StatusCode},
+    response::IntoResponse,
+};
 use futures::FutureExt;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -142,7 +146,7 @@ impl Responder {
         match self.endpoint {
             Endpoint::Embeddings => {
                 let body = parse(body.as_bytes(), Budget::new(body.len(), self.app.limits.texts))?;
-                let request = openai::embeddings(Call(context, body));
+                let request = openai::embeddings(HeaderMap::new(), Call(context, body));
                 restricted_to(self.models.clone(), request).await
             }
         }

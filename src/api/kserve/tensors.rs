@@ -296,6 +296,21 @@ fn integers(input: &InferInput) -> Result<&[i64]> {
     }
 }
 
+/// Number of tokens before the padding; `None` if the mask is not ones and then zeros. Tokens have their positions in the
+/// tensor, so padding on the left, or between tokens, would change the result of many models.
+fn unpadded(mask: &[i64]) -> Option<usize> {
+    let count = mask.iter().take_while(|kept| **kept == 1).count();
+    mask[count..].iter().all(|kept| *kept == 0).then_some(count)
+}
+
+fn not_padded_on_the_right(mask: &InferInput, row: usize) -> Error {
+    Error::invalid(format!(
+        "expected ones and then zeros in row {row} of `{}`, but found another order or other values; pad on the right \
+         (`padding_side=\"right\"` in transformers)",
+        mask.name
+    ))
+}
+
 /// The token ids that the mask keeps, per text.
 fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<Vec<Vec<u32>>> {
     let InferInput { name, shape, .. } = ids;
@@ -320,8 +335,14 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
     }
     let (values, kept) = (integers(ids)?, mask.map(integers).transpose()?);
     let row = |row: usize| {
-        let kept = |place: &usize| kept.is_none_or(|kept| kept[*place] != 0);
-        let ids = (row * length..(row + 1) * length).filter(kept).map(|place| u32::try_from(values[place]));
+        let places = row * length..(row + 1) * length;
+        let count = match (kept, mask) {
+            (Some(kept), Some(mask)) => {
+                unpadded(&kept[places.clone()]).ok_or_else(|| not_padded_on_the_right(mask, row))?
+            }
+            _ => length,
+        };
+        let ids = places.take(count).map(|place| u32::try_from(values[place]));
         let ids = ids.collect::<Result<Vec<_>, _>>().map_err(|_| {
             Error::invalid(format!("expected token ids in `{name}`, but found other integers"))
         })?;

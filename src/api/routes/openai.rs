@@ -1,8 +1,9 @@
-//! OpenAI's routes, with NVIDIA's for entities, and Jina's for ranking.
+//! OpenAI's routes, with NVIDIA's for entities, vLLM's for labels, and Jina's for ranking.
 
 use crate::api::{
     chat::{self, ChatCompletion, ChatRequest},
     dialect::Dialect,
+    guard::{self, LabelsRequest, LabelsResponse},
     openai::{self, EmbeddingsRequest, EmbeddingsResponse},
     ranking::{self, DocumentsRequest, JinaResponse},
     route::{Api, Route, RouteMethod, Runs, get, post},
@@ -10,13 +11,14 @@ use crate::api::{
 
 pub(super) const OPENAI: Api = Api {
     name: "OpenAI",
-    description: "Embeddings in the OpenAI, Voyage and Jina APIs, and entities in NVIDIA's form.",
+    description: "Embeddings in the OpenAI, Voyage and Jina APIs, entities in NVIDIA's form, and labels in vLLM's.",
     dialect: Dialect::OpenAi,
     prefix: Some("/v1/"),
     routes: &[
         EMBEDDINGS,
         EMBEDDINGS.at("/embeddings", "tei_embeddings").summary("Embed texts, as `/v1/embeddings` does"),
         CHAT,
+        LABELS,
         get!("/v1/models", "models", openai::models, "List the models").response::<openai::ModelList>(
             "The served models.",
             r#"{"data": [{"created": 0, "id": "minilm", "object": "model", "owned_by": "kivu"}], "object": "list"}"#,
@@ -57,6 +59,14 @@ const CHAT: Route = post!(
     r#"{"choices": [{"finish_reason": "stop", "index": 0, "message": {"content": "{\"total_entities\":1,\"entities\":[{\"text\":\"Sarah\",\"label\":\"first_name\",\"start\":11,\"end\":16,\"score\":0.98}],\"tagged_text\":\"My name is [Sarah](first_name) and I live in London\"}", "role": "assistant"}}], "created": 1790000000, "id": "chatcmpl-6a4e3b0c", "model": "gliner", "object": "chat.completion", "usage": {"completion_tokens": 0, "prompt_tokens": 17, "total_tokens": 17}}"#,
 )
 .runs(Runs::Model);
+
+const LABELS: Route = post!("/classify", "classify", guard::classify, "Classify texts, in vLLM's form")
+    .request::<LabelsRequest>(r#"{"input": ["I like you"], "model": "sentiment"}"#)
+    .response::<LabelsResponse<'static>>(
+        "Each text's best label, with the scores of all labels.",
+        r#"{"created": 1790000000, "data": [{"index": 0, "label": "positive", "num_classes": 2, "probs": [0.032, 0.968]}], "id": "classify-6a4e3b0c", "model": "sentiment", "object": "list", "usage": {"prompt_tokens": 5, "total_tokens": 5}}"#,
+    )
+    .runs(Runs::ModelWithUsage);
 
 const EMBEDDINGS: Route = post!("/v1/embeddings", "embeddings", openai::embeddings, "Embed texts")
     .request::<EmbeddingsRequest>(r#"{"dimensions": 4, "input": "What is deep learning?", "model": "minilm"}"#)

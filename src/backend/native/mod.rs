@@ -11,6 +11,7 @@ pub(super) mod model;
 mod stages;
 mod table;
 mod weights;
+#[cfg_attr(target_family = "wasm", path = "caller.rs")]
 mod workers;
 
 use std::num::NonZeroUsize;

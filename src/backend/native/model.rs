@@ -45,6 +45,11 @@ impl WeightFiles {
         Ok(entries.filter(|entry| entry.key == "location").map(|entry| entry.value.clone()).collect())
     }
 
+    /// Files in memory.
+    pub fn in_memory(files: BTreeMap<String, Bytes>) -> Self {
+        Self { files, mapped: Arc::default() }
+    }
+
     /// Maps files. Runs fail once a file in `mapped` was written to.
     pub fn map(files: impl IntoIterator<Item = (String, PathBuf)>, mapped: Arc<MappedFiles>) -> Result<Self> {
         let files = files.into_iter().map(|(name, path)| Ok((name, weights::map(&path)?)));

@@ -5,14 +5,14 @@ use std::path::Path;
 use bytes::Bytes;
 use kivu_engine::array::Array;
 
-use crate::{
-    error::{Error, Result},
-    regular_file,
-};
+use crate::error::{Error, Result};
+#[cfg(not(target_family = "wasm"))]
+use crate::regular_file;
 
 /// Maps the file at `path` into memory.
 ///
 /// The caller checks that the file does not change: see [`MappedFiles`](crate::backend::MappedFiles).
+#[cfg(not(target_family = "wasm"))]
 #[expect(unsafe_code, reason = "a file can change while it is mapped")]
 pub(super) fn map(path: &Path) -> Result<Bytes> {
     let failed = || Error::io(format!("cannot map `{}`", path.display()));
@@ -22,6 +22,12 @@ pub(super) fn map(path: &Path) -> Result<Bytes> {
     // to. A file that is truncated ends the process (SIGBUS), as it does with ONNX Runtime's mappings.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed())?;
     Ok(Bytes::from_owner(map))
+}
+
+/// WebAssembly has no files.
+#[cfg(target_family = "wasm")]
+pub(super) fn map(path: &Path) -> Result<Bytes> {
+    Err(Error::model(format!("expected weights in memory, but found the file `{}`", path.display())))
 }
 
 /// Bytes in memory that are filled piece by piece, aligned for every weight type.

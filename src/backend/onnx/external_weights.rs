@@ -12,8 +12,9 @@ use bytemuck::Pod;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
 
 use crate::{
+    backend::external_files::{check_files, entry},
     error::{Error, Result},
-    onnx_proto::{EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto, data_type},
+    onnx_proto::{EXTERNAL, ModelProto, TensorProto, data_type},
 };
 
 /// External tensors for one or more graphs, to be filled from the files that hold their data.
@@ -153,10 +154,6 @@ impl FileSlice {
     }
 }
 
-fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
-    tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
-}
-
 /// External tensors in a graph, by name.
 fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Vec<(String, FileSlice)>> {
     let model = ModelProto::from_bytes(graph)?;
@@ -164,29 +161,6 @@ fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<
     let initializers = model.graph.iter().flat_map(|graph| &graph.initializer);
     let external = initializers.filter(|tensor| tensor.data_location == EXTERNAL);
     external.map(|tensor| Ok((tensor.name.clone(), FileSlice::of(&tensor.name, tensor)?))).collect()
-}
-
-/// Refuses a graph with weights in unknown files: a bundle's manifest must list all weight files, with their hashes.
-pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Result<()> {
-    check_files(&ModelProto::from_bytes(graph)?, is_known)
-}
-
-fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
-    let mut unknown = None;
-    let mut check = |tensor: &TensorProto| {
-        let file = entry(tensor, "location").unwrap_or_default();
-        if tensor.data_location == EXTERNAL && !is_known(file) {
-            unknown.get_or_insert_with(|| (tensor.name.clone(), file.to_owned()));
-        }
-    };
-    model.graph.iter().for_each(|graph| visit_tensors(graph, &mut check));
-    model.functions.iter().for_each(|function| visit_attributes(&function.node, &mut check));
-    match unknown {
-        None => Ok(()),
-        Some((name, file)) => Err(Error::model(format!(
-            "expected the weights of `{name}` in a file of the bundle, but found `{file}`"
-        ))),
-    }
 }
 
 /// Whether ONNX Runtime cannot convert all signed 8-bit weights in the graph to unsigned ones: weights without a zero
@@ -199,19 +173,6 @@ pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
         let mut constants = [1, 3].into_iter().filter_map(|input| product.input.get(input));
         constants.any(|name| name.is_empty() || !known.insert(name))
     }))
-}
-
-/// Visits all tensors in a graph and its nested graphs.
-fn visit_tensors(graph: &GraphProto, visit: &mut dyn FnMut(&TensorProto)) {
-    graph.initializer.iter().for_each(&mut *visit);
-    visit_attributes(&graph.node, visit);
-}
-
-fn visit_attributes(nodes: &[NodeProto], visit: &mut dyn FnMut(&TensorProto)) {
-    for attribute in nodes.iter().flat_map(|node| &node.attribute) {
-        attribute.t.iter().chain(&attribute.tensors).for_each(&mut *visit);
-        attribute.g.iter().chain(&attribute.graphs).for_each(|graph| visit_tensors(graph, visit));
-    }
 }
 
 /// Tensor elements, whatever their type.
@@ -245,7 +206,10 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::onnx_proto::{AttributeProto, StringStringEntryProto};
+    use crate::{
+        backend::external_files::require_known_files,
+        onnx_proto::{AttributeProto, GraphProto, NodeProto, StringStringEntryProto},
+    };
 
     fn graph(tensors: &[(&str, i32, &[i64], u64)]) -> Vec<u8> {
         let initializer = tensors.iter().map(|(name, element_type, shape, offset)| TensorProto {

@@ -13,7 +13,7 @@ mod workers;
 
 pub use self::{
     encoder_decoder::{OnnxSeq2Seq, Parallelism},
-    external_weights::{ExternalInitializers, ExternalWeights, keeps_signed_weights, require_known_files},
+    external_weights::{ExternalInitializers, ExternalWeights, keeps_signed_weights},
     library::Runtime,
     session::{Graph, Session},
     single::OnnxBackend,

@@ -63,22 +63,16 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 impl CsvReader {
+    /// The names in the header of `file`.
+    pub(in crate::batch) fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
+        Ok(header(file, None)?.1.names)
+    }
+
     /// Reads the header in `file`. Detects the fields that `layout` leaves open: the delimiter by the header, and
     /// the best text column.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
-        let file: Box<dyn Read + Send> = Box::new(file);
-        let mut file = BufReader::with_capacity(256 * 1024, file);
-        let first = FirstRecord::read(&mut file).map_err(reading)?;
-        let known = layout.delimiter.and_then(|delimiter| u8::try_from(delimiter).ok());
-        let (delimiter, note) = known.map_or_else(|| first.delimiter(), |known| (known, None));
-        let contents = Cursor::new(first.bytes).chain(file);
-        let file = Bounded { file: contents, budget: MAX_HEADER_BYTES, bytes: 0, end: END };
-        let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
-        let record = records.byte_headers().map_err(unreadable)?.clone();
-        if ends_file(&records, &record)? {
-            return Err(Error::invalid("expected a header, but found only empty lines"));
-        }
-        let names = names_of(&record)?;
+        let (records, header, note) = header(file, layout.delimiter)?;
+        let names = &header.names;
         let is_guessed = layout.column.is_none() && names.len() == 1;
         let columns: Vec<_> = names.iter().map(|name| (name.clone(), Content::Texts)).collect();
         let column = find_column(layout.column.as_deref(), &columns)?;
@@ -87,7 +81,7 @@ impl CsvReader {
             notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
-        Ok(Self { records, header: CsvHeader { delimiter, names }, text, notes })
+        Ok(Self { records, header, text, notes })
     }
 
     fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
@@ -157,6 +151,26 @@ impl RowReader for CsvReader {
         }
         Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Records(rows) }))
     }
+}
+
+/// Records after the header in `file`, the header, and a note if its delimiter, unless it is known, may be another.
+fn header(
+    file: impl Read + Send + 'static,
+    delimiter: Option<char>,
+) -> Result<(::csv::Reader<Bounded<Contents>>, CsvHeader, Option<String>)> {
+    let file: Box<dyn Read + Send> = Box::new(file);
+    let mut file = BufReader::with_capacity(256 * 1024, file);
+    let first = FirstRecord::read(&mut file).map_err(reading)?;
+    let known = delimiter.and_then(|delimiter| u8::try_from(delimiter).ok());
+    let (delimiter, note) = known.map_or_else(|| first.delimiter(), |known| (known, None));
+    let contents = Cursor::new(first.bytes).chain(file);
+    let file = Bounded { file: contents, budget: MAX_HEADER_BYTES, bytes: 0, end: END };
+    let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
+    let record = records.byte_headers().map_err(unreadable)?.clone();
+    if ends_file(&records, &record)? {
+        return Err(Error::invalid("expected a header, but found only empty lines"));
+    }
+    Ok((records, CsvHeader { delimiter, names: names_of(&record)? }, note))
 }
 
 /// Whether a record is the row that [`END`] adds to the file.

@@ -4,8 +4,8 @@ use arrow_array::{
     Array, ArrowPrimitiveType, RecordBatch,
     cast::AsArray,
     types::{
-        Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type,
-        UInt32Type, UInt64Type,
+        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+        UInt16Type, UInt32Type, UInt64Type,
     },
 };
 use arrow_schema::DataType;
@@ -34,6 +34,17 @@ impl Fields {
     /// # Errors
     /// The file does not have a column, has it twice, or with a type that has no JSON form.
     pub(in crate::batch) fn new(head: &Head, names: Vec<String>) -> Result<Self> {
+        Self::checked(head, names, has_json_form)
+    }
+
+    /// Like [`new`](Self::new), but columns may also have lists of numbers, as vectors are stored.
+    pub(in crate::batch) fn with_vectors(head: &Head, names: Vec<String>) -> Result<Self> {
+        Self::checked(head, names, |found| {
+            has_json_form(found) || item_type(found).is_some_and(|item| item.is_numeric())
+        })
+    }
+
+    fn checked(head: &Head, names: Vec<String>, is_known: impl Fn(&DataType) -> bool) -> Result<Self> {
         let places = match head {
             Head::JsonLines | Head::Requests => None,
             Head::Csv(header) => {
@@ -43,7 +54,7 @@ impl Fields {
             Head::Parquet(schema) => {
                 let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
                 let places = places(&known, &names)?;
-                places.iter().try_for_each(|place| check_type(schema.field(*place)))?;
+                places.iter().try_for_each(|place| check_type(schema.field(*place), &is_known))?;
                 Some(places)
             }
         };
@@ -86,12 +97,25 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
     names.iter().map(place).collect()
 }
 
-fn check_type(field: &arrow_schema::Field) -> Result<()> {
-    let found = field.data_type();
-    let is_known = found.is_integer()
+fn has_json_form(found: &DataType) -> bool {
+    found.is_integer()
         || holds_text(found)
-        || matches!(found, DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null);
-    if is_known {
+        || matches!(found, DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null)
+}
+
+/// The type of a list's items.
+fn item_type(list: &DataType) -> Option<&DataType> {
+    match list {
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            Some(item.data_type())
+        }
+        _ => None,
+    }
+}
+
+fn check_type(field: &arrow_schema::Field, is_known: impl Fn(&DataType) -> bool) -> Result<()> {
+    let found = field.data_type();
+    if is_known(found) {
         return Ok(());
     }
     Err(Error::invalid(format!(
@@ -128,7 +152,7 @@ fn csv_field(field: Option<&[u8]>, name: &str) -> Result<Value, RowError> {
     }
 }
 
-/// A value in a column whose type [`check_type`] accepts.
+/// A value in a column whose type [`Fields`] accepts.
 fn cell(column: &dyn Array, row: usize) -> Value {
     if column.is_null(row) {
         return Value::Null;
@@ -143,10 +167,18 @@ fn cell(column: &dyn Array, row: usize) -> Value {
         DataType::UInt16 => integer::<UInt16Type>(column, row),
         DataType::UInt32 => integer::<UInt32Type>(column, row),
         DataType::UInt64 => integer::<UInt64Type>(column, row),
+        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into()),
         DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into()),
         DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row)),
+        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
+        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
+        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
         _ => texts(column).nth(row).flatten().map_or(Value::Null, Value::from),
     }
+}
+
+fn items(list: &dyn Array) -> Value {
+    (0..list.len()).map(|item| cell(list, item)).collect()
 }
 
 fn integer<T: ArrowPrimitiveType>(column: &dyn Array, row: usize) -> Value

@@ -54,6 +54,19 @@ struct AheadLine {
 }
 
 impl JsonLinesReader {
+    /// Field names in the first line of `file`.
+    pub(in crate::batch) fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
+        let mut line = Vec::new();
+        if !Lines::new(file).next(&mut line)? {
+            return Err(Error::invalid("expected rows, but found only empty lines"));
+        }
+        let json = std::str::from_utf8(&line).unwrap_or_default();
+        let contents = contents(json).map_err(|error| {
+            Error::invalid(format!("expected a JSON object in the first line, but found {}", message(&error)))
+        })?;
+        Ok(contents.into_iter().map(|(name, _)| name.into_owned()).collect())
+    }
+
     /// Reads `file`, which has its texts in `column`, by default in the best field in its first rows.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
         let mut lines = Lines::new(file);

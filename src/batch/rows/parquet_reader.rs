@@ -40,13 +40,31 @@ pub(in crate::batch) struct ParquetReader {
 }
 
 impl ParquetReader {
+    /// Column names in `input`.
+    pub(in crate::batch) fn names(input: OpenInput) -> Result<Vec<String>> {
+        let (metadata, _) = metadata(&Source::new(input))?;
+        Ok(metadata.schema().fields().iter().map(|field| field.name().clone()).collect())
+    }
+
     /// Reads `input`, whose best column has the texts, if `layout` does not name another.
     pub(in crate::batch) fn new(input: OpenInput, layout: &Layout) -> Result<Self> {
+        Self::with_column(input, |schema| text_column(schema, layout.column.as_deref()))
+    }
+
+    /// Reads `input` for its columns, of any type; its first column is taken for the texts.
+    pub(in crate::batch) fn of_columns(input: OpenInput) -> Result<Self> {
+        Self::with_column(input, |schema| match schema.fields().is_empty() {
+            true => Err(Error::invalid("expected columns in the Parquet file, but found none")),
+            false => Ok(0),
+        })
+    }
+
+    fn with_column(input: OpenInput, choose: impl FnOnce(&Schema) -> Result<usize>) -> Result<Self> {
         let source = Source::new(input);
         let (metadata, notes) = metadata(&source)?;
         check_codecs(metadata.metadata())?;
         check_intervals(metadata.metadata())?;
-        let text = text_column(metadata.schema(), layout.column.as_deref())?;
+        let text = choose(metadata.schema())?;
         let rows = metadata.metadata().file_metadata().num_rows().max(0) as u64;
         let batches = batches(&source, &metadata, 0)?;
         Ok(Self { source, metadata, batches, text, done: 0, rows, notes })

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::budget::{Budget, Reserved};
 use crate::{
-    model::{Listed, Model},
+    model::{Model, loaded::Listed},
     pipeline::seq2seq::Directions,
     repository::{Manifest, TaskSettings, bundle::Home},
 };

@@ -20,7 +20,7 @@ use crate::{
     backend::Engine,
     config::{Config, resident_memory},
     error::{Error, Result},
-    model::{Model, load::engine},
+    model::{Model, loaded::engine},
     repository::{
         Bundle,
         bundle::{Home, MANIFEST},

@@ -17,7 +17,10 @@ use super::{entry::Entry, shared::Shared};
 use crate::{
     config::Config,
     error::{Error, Result},
-    model::{Bundles, Listed, none_found},
+    model::{
+        listing::{Bundles, none_found},
+        loaded::Listed,
+    },
     repository::s3::Url,
 };
 

@@ -127,6 +127,16 @@ impl GenerationConfig {
         self.start_id
     }
 
+    /// Ids that every target begins with: the decoder's start, and the first token if it is forced.
+    pub fn first_ids(&self) -> impl Iterator<Item = i64> {
+        std::iter::once(self.start_id).chain(self.forced_bos_token_id)
+    }
+
+    /// The first end-of-sequence token.
+    pub fn end_id(&self) -> Option<i64> {
+        self.eos_ids.first().copied()
+    }
+
     /// Maximum decoder rows per source.
     pub fn rows(&self) -> usize {
         if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     execute::{Decoding, LocalGenerator, Seq2SeqWork, SourceSentence},
@@ -15,6 +15,7 @@ use crate::{
         routing::{Location, Route},
         seq2seq::Seq2SeqBackend,
     },
+    clock::Instant,
     error::{Error, Result, at_text},
     pipeline::{
         executor::{Executor, tokenize},
@@ -107,6 +108,22 @@ impl Seq2SeqPipeline {
     /// Source tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.sources.tokenizer
+    }
+
+    /// Target tokenizer.
+    pub fn target_tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.target
+    }
+
+    /// The shortlist, if the model has one.
+    pub fn shortlist(&self) -> Option<&Arc<Shortlist>> {
+        self.shortlist.as_ref()
+    }
+
+    /// The same model without its shortlist.
+    #[must_use]
+    pub fn without_shortlist(&self) -> Self {
+        Self { shortlist: None, ..self.clone() }
     }
 
     /// Settings from the bundle's manifest.

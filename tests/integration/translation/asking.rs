@@ -232,6 +232,18 @@ async fn languages_that_requests_do_not_name_are_identified() {
 }
 
 /// A refused request's status and message.
+#[tokio::test]
+async fn the_only_language_that_models_translate_from_needs_no_identification() {
+    let app = router(App::new(vec![model("two", &["eng_Latn", "fra_Latn"])], limits()));
+    let body = json!({ "q": ["cat", " "], "source": "auto", "target": "fr" });
+    let request = Request::post("/translate").header("content-type", "application/json");
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    let (status, found) = answer(app.oneshot(request).await.unwrap()).await;
+    assert_eq!(status, StatusCode::OK, "{found}");
+    let english = json!({ "confidence": 0.0, "language": "en" });
+    assert_eq!(found["detectedLanguage"], json!([english, english]));
+}
+
 async fn refusal(path: &str, body: Value) -> String {
     let (status, body) = ask(path, &body).await;
     format!("{}: {}", status.as_u16(), body["error"].as_str().unwrap_or("no message"))

@@ -200,6 +200,8 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "Spans" | "LabelledSpans") => self.spans(node)?,
             (FUNCTIONS, "WordScores" | "LabelledWordScores") => self.word_scores(node)?,
             (FUNCTIONS, "TextScores") => self.text_scores(node)?,
+            (FUNCTIONS, "JoinedSpans" | "AttendedSpans" | "ExpertSpans") => self.counted_spans(node)?,
+            (FUNCTIONS, "LabelScores") => self.label_scores(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,

@@ -1,19 +1,26 @@
-//! GLiNER's and GLiClass's heads, see `compiler/src/encoder/spans.rs`.
+//! GLiNER's, GLiNER2's and GLiClass's heads, see `compiler/src/encoder/spans.rs`.
 
 use kivu_engine::{
     array::Array,
     kernel::{COLUMNS, LANES},
     program::{
-        Dense, Lstm, PairLayers, PairScorer, Per, Scorer, SpanHead, SpanScorer, TextScorer, Value, ValueId,
+        CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm, Mixing,
+        Norm, PairLayers, PairScorer, Per, Scorer, SpanHead, SpanScorer, TextScorer, Value, ValueId,
         WORD_SCORES, WordScorer,
     },
 };
 
 use super::{Meaning, Operation, Reader, unsupported};
-use crate::{error::Result, onnx_proto::NodeProto};
+use crate::{
+    error::{Error, Result},
+    onnx_proto::NodeProto,
+};
 
 /// Maximum number of words in a span, as in builds.
 const MAX_LENGTHS: usize = 256;
+/// Attention heads, and the number added to variances, in GLiNER2's transformer over labels.
+const TRANSFORMER_HEADS: usize = 4;
+const TRANSFORMER_EPSILON: f32 = 1e-5;
 
 impl<'a> Reader<'a> {
     /// Vectors of the tokens that begin words.
@@ -52,19 +59,35 @@ impl<'a> Reader<'a> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
         let Ok::<&[String; 18], _>(constants) = constants.try_into() else { return Err(refuse()) };
-        let [longest, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = constants;
-        let longest = self.scalar(longest).and_then(|longest| usize::try_from(longest).ok());
-        let longest = longest.filter(|longest| (1..=MAX_LENGTHS).contains(longest)).ok_or_else(refuse)?;
+        let [longest, p0, p1, p2, p3, spans @ ..] = constants;
         let width = head.width;
+        let labels = LabelLayers::Plain([
+            self.dense_layer([p0, p1], [width, 4 * width])?,
+            self.dense_layer([p2, p3], [4 * width, width])?,
+        ]);
+        let scorer = self.span_scorer(longest, labels, spans, width)?.ok_or_else(refuse)?;
+        let longest = scorer.longest;
+        Ok(self.scores(head, Scorer::Spans(scorer), longest))
+    }
+
+    /// The layers on spans; `None` if the maximum span length is none.
+    fn span_scorer(
+        &self,
+        longest: &str,
+        labels: LabelLayers,
+        constants: &[String; 13],
+        width: usize,
+    ) -> Result<Option<SpanScorer>> {
+        let [l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = constants;
+        let longest = self.scalar(longest).and_then(|longest| usize::try_from(longest).ok());
+        let Some(longest) = longest.filter(|longest| (1..=MAX_LENGTHS).contains(longest)) else {
+            return Ok(None);
+        };
         let (up, down, across) = ([width, 4 * width], [4 * width, width], [width, 4 * width]);
-        let scorer = Scorer::Spans(SpanScorer {
+        Ok(Some(SpanScorer {
             longest,
-            labels: [
-                self.dense_layer([p0, p1], up)?,
-                self.dense_layer([p2, p3], down)?,
-                self.dense_layer([l0, ""], across)?,
-                self.dense_layer([l1, ""], [width, 1])?,
-            ],
+            labels,
+            factors: [self.dense_layer([l0, ""], across)?, self.dense_layer([l1, ""], [width, 1])?],
             sides: [
                 [
                     self.dense_layer([s0, s1], up)?,
@@ -77,8 +100,126 @@ impl<'a> Reader<'a> {
                     self.dense_layer([e4, ""], across)?,
                 ],
             ],
-        });
-        Ok(self.scores(head, scorer, longest))
+        }))
+    }
+
+    /// Scores of spans by length, in texts with instances by count.
+    pub(super) fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let (head, constants) = self.head(node)?;
+        let [longest, schema, c0, c1, c2, c3, step, g0, g1, others @ ..] = constants else {
+            return Err(refuse());
+        };
+        let Some((spans, mixing)) = others.split_first_chunk::<13>() else { return Err(refuse()) };
+        let schema = self.scalar(schema).and_then(|schema| u32::try_from(schema).ok());
+        let (width, (_, counts)) = (head.width, self.shape(c2)?);
+        let labels = CountedLabels {
+            counts: [
+                self.dense_layer([c0, c1], [width, 2 * width])?,
+                self.dense_layer([c2, c3], [2 * width, counts])?,
+            ],
+            step: self.array(step, 3 * width)?,
+            gates: self.dense_layer([g0, g1], [width, 3 * width])?,
+            mixing: match node.op_type.as_str() {
+                "JoinedSpans" => self.joined(mixing, width)?,
+                "AttendedSpans" => self.label_transformer(mixing, width)?,
+                _ => self.experts(mixing, width)?,
+            }
+            .ok_or_else(refuse)?,
+        };
+        let labels = LabelLayers::Counted(Box::new(labels));
+        let scorer = self.span_scorer(longest, labels, spans, width)?.ok_or_else(refuse)?;
+        let (head, longest) =
+            (HeadInputs { schema: Some(schema.ok_or_else(refuse)?), ..head }, scorer.longest);
+        Ok(self.scores(head, Scorer::Spans(scorer), longest))
+    }
+
+    /// Two layers on state and label; `None` with another number of constants.
+    fn joined(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
+        let [w0, b0, w1, b1] = constants else { return Ok(None) };
+        let (joined, wide) = (2 * width, 4 * width);
+        Ok(Some(Mixing::Joined([
+            self.dense_layer([w0, b0], [joined, wide])?,
+            self.dense_layer([w1, b1], [wide, width])?,
+        ])))
+    }
+
+    fn experts(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
+        let [r0, r1, r2, r3, experts @ ..] = constants else { return Ok(None) };
+        let (experts, rest) = experts.as_chunks::<4>();
+        if experts.is_empty() || !rest.is_empty() {
+            return Ok(None);
+        }
+        let layers = |[w0, b0, w1, b1]: &[String; 4]| {
+            let (up, down) = ([width, 2 * width], [2 * width, width]);
+            Ok::<_, Error>([self.dense_layer([w0, b0], up)?, self.dense_layer([w1, b1], down)?])
+        };
+        Ok(Some(Mixing::Experts(Box::new(Experts {
+            router: [
+                self.dense_layer([r0, r1], [width, width])?,
+                self.dense_layer([r2, r3], [width, experts.len()])?,
+            ],
+            experts: experts.iter().map(layers).collect::<Result<_>>()?,
+        }))))
+    }
+
+    fn label_transformer(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
+        let Some((input, others)) = constants.split_first_chunk::<2>() else { return Ok(None) };
+        let Some((layers, output)) = others.split_last_chunk::<6>() else { return Ok(None) };
+        let (_, inner) = self.shape(&input[0])?;
+        let (layers, rest) = layers.as_chunks::<12>();
+        if !rest.is_empty() || inner == 0 || !inner.is_multiple_of(TRANSFORMER_HEADS * LANES) {
+            return Ok(None);
+        }
+        let [o0, o1, o2, o3, o4, o5] = output;
+        Ok(Some(Mixing::Attention(Box::new(LabelTransformer {
+            heads: TRANSFORMER_HEADS,
+            input: self.dense_layer([&input[0], &input[1]], [width, inner])?,
+            layers: layers
+                .iter()
+                .map(|layer| self.label_transformer_layer(layer, inner))
+                .collect::<Result<_>>()?,
+            output: [
+                self.dense_layer([o0, o1], [inner + width, width])?,
+                self.dense_layer([o2, o3], [width, width])?,
+                self.dense_layer([o4, o5], [width, width])?,
+            ],
+        }))))
+    }
+
+    fn label_transformer_layer(
+        &self,
+        constants: &[String; 12],
+        inner: usize,
+    ) -> Result<LabelTransformerLayer> {
+        let [p0, p1, o0, o1, n0, n1, u0, u1, d0, d1, n2, n3] = constants;
+        let norm = |gain: &str, bias: &str| {
+            let [gain, bias] = [gain, bias].map(|name| self.array(name, inner / LANES));
+            Ok::<_, Error>(Norm { centers: true, gain: gain?, bias: bias?, epsilon: TRANSFORMER_EPSILON })
+        };
+        Ok(LabelTransformerLayer {
+            projection: self.dense_layer([p0, p1], [inner, 3 * inner])?,
+            output: self.dense_layer([o0, o1], [inner, inner])?,
+            norms: [norm(n0, n1)?, norm(n2, n3)?],
+            feed_forward: [
+                self.dense_layer([u0, u1], [inner, 2 * inner])?,
+                self.dense_layer([d0, d1], [2 * inner, inner])?,
+            ],
+        })
+    }
+
+    /// Scores of labels.
+    pub(super) fn label_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let (head, constants) = self.head(node)?;
+        let [w0, b0, w1, b1] = constants else {
+            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+        };
+        let width = head.width;
+        let layers = [
+            self.dense_layer([w0, b0], [width, 2 * width])?,
+            padded(&self.dense_layer([w1, b1], [2 * width, 1])?),
+        ];
+        Ok(self.scores(head, Scorer::Labels(layers), 1))
     }
 
     /// Scores of words as the first, the last and any word of an entity.
@@ -185,14 +326,14 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let marker = marker.map(|(marker, _)| marker);
-        Ok((HeadInputs { input, width: self.values[input].width, marker }, constants))
+        Ok((HeadInputs { input, width: self.values[input].width, marker, schema: None }, constants))
     }
 
     /// Adds a head with `count` scores per word and label.
     fn scores(&mut self, head: HeadInputs, scorer: Scorer, count: usize) -> Meaning<'a> {
-        let HeadInputs { input, width, marker } = head;
+        let HeadInputs { input, width, marker, schema } = head;
         let (layers, out) = (std::mem::take(&mut self.lstms), self.value(Per::Token, count));
-        let head = SpanHead { input, width, marker, layers, scorer, out };
+        let head = SpanHead { input, width, marker, schema, layers, scorer, out };
         self.operations.push(Operation::Spans(Box::new(head)));
         Meaning::Spans(out)
     }
@@ -211,6 +352,7 @@ struct HeadInputs {
     input: ValueId,
     width: usize,
     marker: Option<u32>,
+    schema: Option<u32>,
 }
 
 /// A layer with zeros after its outputs.

@@ -1,0 +1,204 @@
+//! `kivu quality`: how close a model is to another form of it, and how well it does on a user's pairs.
+
+mod figures;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, ValueEnum};
+
+use self::figures::{Row, pair_rows, rows};
+pub(super) use self::figures::{short, text};
+use super::{
+    interrupt::{Ended, interruptible},
+    named::{BuildArguments, for_comparison, resolve},
+    terminal::{Progress, print},
+};
+use kivu::{
+    config::{Config, FleetConfig},
+    error::{Error, Result},
+    model::Model,
+    repository::manifest::Precision,
+};
+use kivu_compiler::{
+    named::Options,
+    names::{self, Location},
+    quality::{Other, PairQuality, Report, Samples, measure},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu quality minilm                                       against fp32, on Kivu's own texts
+  kivu quality minilm --texts mine.txt                      on your texts
+  kivu quality minilm --against int8-blocks                 against another precision
+  kivu quality minilm --against other-bundle                against another bundle
+  kivu quality minilm --against peer.npy --texts mine.txt   against another program's vectors
+  kivu quality minilm --pairs judged.csv                    rank correlation, accuracy or recall@10
+  kivu quality minilm --pairs judged.csv --against fp32     beside fp32's";
+
+/// Measure a model's quality: against fp32, another bundle or another program's vectors, and on pairs
+///
+/// FILE may be JSON Lines, CSV, TSV or Parquet, plain or compressed; texts also a `.txt` file with one per line. The
+/// columns of `--pairs` determine what is measured: `text1`, `text2` and `score` (rank correlation) or `label`
+/// (accuracy), `question` and `passage` (recall@10), `text` and `label` (accuracy), `text` and `reference` (chrF2, exact
+/// match).
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// A bundle, or a name as in `kivu serve`; missing models are built
+    model: PathBuf,
+    /// fp32, int8 or int8-blocks of the same model, another bundle or name, or a file with vectors (.npy, or a column
+    /// `embedding` as `kivu batch` writes it) [default: fp32, unless `--pairs` is set]
+    #[arg(long, value_name = "OTHER")]
+    against: Option<PathBuf>,
+    /// File with texts to compare on, at least 20 [default: Kivu's 300]
+    #[arg(long, value_name = "FILE")]
+    texts: Option<PathBuf>,
+    /// File with pairs and what is expected of them, at least 10
+    #[arg(long, value_name = "FILE")]
+    pairs: Option<PathBuf>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(super) build: BuildArguments,
+}
+
+/// What to compare with, on the command line.
+enum Against {
+    /// Another precision of the same model.
+    Precision(Precision),
+    /// A bundle or a name.
+    Model(PathBuf),
+    /// Another program's vectors.
+    Vectors(PathBuf),
+}
+
+impl Against {
+    fn of(other: PathBuf) -> Self {
+        let precision = other.to_str().and_then(|name| Precision::from_str(name, false).ok());
+        match precision {
+            Some(precision) if !other.exists() => Self::Precision(precision),
+            _ if other.is_file() && other.extension().is_none_or(|extension| extension != "toml") => {
+                Self::Vectors(other)
+            }
+            _ => Self::Model(other),
+        }
+    }
+}
+
+pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || run_quality(arguments, config)).map(Ended::code)
+}
+
+fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    let Arguments { model: named, against, texts, pairs, json, build } = arguments;
+    // Files are read first, since models may have to be built.
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
+    let against = match (against, &samples.pairs) {
+        (Some(other), _) => Some(Against::of(other)),
+        (None, Some(_)) if samples.texts.is_some() => {
+            return Err(Error::config(
+                "expected `--against` with `--texts` and `--pairs`, but found none; say what to compare the texts with, \
+                 such as `--against fp32`",
+            ));
+        }
+        (None, Some(_)) => None,
+        (None, None) => Some(Against::Precision(Precision::Fp32)),
+    };
+    let options = build.options(&config);
+    config.engine = options.engine;
+    // Only local models can be compared.
+    config.fleet = FleetConfig::default();
+    let path = resolve(&named, &options, &config)?;
+    let model = Model::open(&path, &config)?;
+    let other = match &against {
+        Some(Against::Precision(precision)) => {
+            Some(Model::open(&in_precision(&named, &path, &model, *precision, &options, &config)?, &config)?)
+        }
+        Some(Against::Model(other)) => Some(Model::open(&resolve(other, &options, &config)?, &config)?),
+        Some(Against::Vectors(_)) | None => None,
+    };
+    if let (Some(Against::Precision(precision)), Some(other)) = (&against, &other) {
+        require_same(&model, other, *precision)?;
+    }
+    let other = match (&other, &against) {
+        (Some(other), _) => Some(Other::Model(other)),
+        (None, Some(Against::Vectors(path))) => Some(Other::Vectors(path)),
+        _ => None,
+    };
+    let progress = Progress::default();
+    let report = measure(&model, other, &samples, &progress);
+    progress.clear();
+    print_report(&report?, json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The bundle of the same model in another precision, which is built if it does not exist.
+fn in_precision(
+    named: &Path,
+    path: &Path,
+    model: &Model,
+    precision: Precision,
+    options: &Options,
+    config: &Config,
+) -> Result<PathBuf> {
+    let manifest = &model.manifest;
+    let options = Options {
+        task: Some(manifest.task),
+        precision: Some(precision),
+        engine: options.engine,
+        allow: manifest.allowed.clone(),
+    };
+    let origin = match Location::of(named, &Options::default(), config)? {
+        Location::Model(model) => Some(model),
+        Location::Bundle(_) => names::origin(path, manifest, config)?,
+    };
+    match origin {
+        Some(model) => for_comparison(&model, &options, config),
+        None => Err(Error::config(format!(
+            "expected to know the source of `{}`, but found only its name, `{}`; build it with `--precision {precision}` and \
+             name that bundle with `--against`",
+            named.display(),
+            manifest.source.from
+        ))),
+    }
+}
+
+/// Refuses bundles of different weights, whose comparison would say nothing about the precision.
+fn require_same(model: &Model, other: &Model, precision: Precision) -> Result<()> {
+    let [own, found] = [model, other].map(|model| &model.manifest.source.sha256);
+    if own == found {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "expected the weights of `{}` with the SHA-256 {own} in {precision}, but found {found}; its source has changed since \
+         it was built: build it again",
+        model.name
+    )))
+}
+
+fn print_report(report: &Report, json: bool) -> Result<()> {
+    if json {
+        let text = serde_json::to_string_pretty(report);
+        return print(&text.map_err(|error| Error::model_because("cannot serialize the figures", error))?);
+    }
+    lines(report).iter().try_for_each(|line| print(line))
+}
+
+/// The report as text.
+fn lines(report: &Report) -> Vec<String> {
+    let against = report.other.iter().map(|other| format!(" against {other}"));
+    let title = format!("{}, {}{}", report.name, report.precision, against.collect::<String>());
+    let line = |(name, value): Row| format!("  {name:16} {value}");
+    std::iter::once(title).chain(rows(report).into_iter().map(line)).collect()
+}
+
+/// Results on pairs in one line.
+pub(super) fn pairs_text(quality: &PairQuality) -> String {
+    let figures: Vec<String> =
+        pair_rows(quality).into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+    format!("{} {}: {}", quality.pairs, quality.kind, figures.join(", "))
+}

@@ -1,0 +1,282 @@
+//! How well a model does what its users expect of it: on pairs and texts with known results.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde::Serialize;
+
+use super::{
+    answer::Answer,
+    correlation::{BestThreshold, best_threshold, spearman},
+    samples::Pairs,
+    served::{ServedEncoder, TIMEOUT, TRUNCATION, in_parts, search_vectors},
+};
+use crate::progress::Progress;
+use kivu::{
+    backend::Deadline,
+    error::{Error, Result, quoted},
+    pipeline::{
+        Input,
+        classification::ClassificationPipeline,
+        embedding::{EmbeddingPipeline, VectorKind},
+        roles::TextRole,
+        scores::descending,
+    },
+};
+
+/// Passages that count as found.
+const FOUND: usize = 10;
+/// Maximum number of questions for a model that reads each one with each passage.
+const MAX_QUESTIONS: usize = 200;
+/// Labels of pairs that belong together, for models that score similarity.
+const POSITIVE: [&str; 6] = ["1", "true", "yes", "duplicate", "paraphrase", "entailment"];
+
+/// A model's results on pairs, and those of the model that it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PairQuality {
+    /// What the pairs are, in words.
+    pub kind: &'static str,
+    /// Number of pairs.
+    pub pairs: usize,
+    /// The model's results.
+    pub model: PairFigures,
+    /// The other model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other: Option<PairFigures>,
+}
+
+impl PairQuality {
+    /// Results on `pairs`.
+    pub(crate) fn new(pairs: &Pairs, model: PairFigures, other: Option<PairFigures>) -> Self {
+        Self { kind: pairs.description(), pairs: pairs.len(), model, other }
+    }
+}
+
+/// Results on pairs, by their kind.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum PairFigures {
+    /// Pairs with scores.
+    Scores {
+        /// Spearman's rank correlation between scores and expected scores; `None` if the model's are all equal.
+        spearman: Option<f64>,
+    },
+    /// Pairs or texts with labels.
+    Labels {
+        /// Share of right labels; `None` if a model that scores similarity scores all pairs equally.
+        accuracy: Option<f64>,
+        /// For such a model: the score from which pairs belong together, chosen for the highest accuracy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        threshold: Option<f32>,
+    },
+    /// Questions with passages.
+    Passages {
+        /// Share of questions whose passage is among the ten best ones.
+        recall_at_10: f64,
+    },
+    /// Texts with references.
+    References {
+        /// chrF2 of generated texts, 0 to 100.
+        chrf: f64,
+        /// Share of generated texts that equal their reference.
+        exact_match: f64,
+        /// Mean negative log-probability of a reference's tokens, in nats; `None` for models whose targets begin with
+        /// other tokens than the decoder's start, or whose target tokenizer only decodes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cross_entropy: Option<f64>,
+    },
+}
+
+/// An encoder's results on pairs, with one `progress` step per text or pair that it reads.
+pub(crate) fn figures(
+    encoder: &ServedEncoder,
+    pairs: &Pairs,
+    progress: &dyn Progress,
+) -> Result<PairFigures> {
+    match (encoder, pairs) {
+        (_, Pairs::References(_)) => Err(unfit(pairs, "a model that generates texts")),
+        (ServedEncoder::Classification(pipeline), Pairs::LabelledTexts(texts, labels)) => {
+            let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
+            accuracy(pipeline, &inputs, labels, progress)
+        }
+        (ServedEncoder::Classification(pipeline), Pairs::Labels(pairs, labels))
+            if pipeline.settings().labels.len() > 1 =>
+        {
+            let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
+            accuracy(pipeline, &inputs, labels, progress)
+        }
+        (ServedEncoder::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
+            Err(unfit(pairs, "a model that compares two texts"))
+        }
+        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Scores(pairs, expected)) => {
+            let scores = similarities(encoder, pairs, progress)?;
+            Ok(PairFigures::Scores { spearman: spearman(&scores, expected) })
+        }
+        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Labels(pairs, labels)) => {
+            let is_positive = positive(labels)?;
+            let found = best_threshold(&similarities(encoder, pairs, progress)?, &is_positive);
+            Ok(PairFigures::Labels {
+                accuracy: found.map(|BestThreshold { accuracy, .. }| accuracy),
+                threshold: found.map(|BestThreshold { threshold, .. }| threshold),
+            })
+        }
+        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Passages(pairs)) => {
+            Ok(PairFigures::Passages { recall_at_10: recall(encoder, pairs, progress)? })
+        }
+        (_, Pairs::LabelledTexts(..)) => Err(unfit(pairs, "a text classifier")),
+        _ => Err(unfit(pairs, "a model with vectors or a ranker")),
+    }
+}
+
+/// The error for pairs that a model cannot be measured on.
+pub(super) fn unfit(pairs: &Pairs, expected: &str) -> Error {
+    Error::config(format!("expected {expected} for {}, but found another model", pairs.description()))
+}
+
+/// A pair as a cross-encoder reads it.
+fn input(pipeline: &ClassificationPipeline, [first, second]: &[String; 2]) -> Input {
+    Input::Pair(pipeline.prompted(first), Arc::from(second.as_str()))
+}
+
+/// Share of inputs whose best label is the expected one.
+fn accuracy(
+    pipeline: &ClassificationPipeline,
+    inputs: &[Input],
+    expected: &[String],
+    progress: &dyn Progress,
+) -> Result<PairFigures> {
+    let known = &pipeline.settings().labels;
+    let is = |label: &String, expected: &str| label.eq_ignore_ascii_case(expected);
+    if let Some(unknown) = expected.iter().find(|label| !known.iter().any(|known| is(known, label))) {
+        return Err(Error::config(format!(
+            "expected the model's labels ({}), but found `{unknown}`; rename the labels in the file",
+            quoted(known)
+        )));
+    }
+    let scores = scores(pipeline, inputs, progress)?;
+    let right = scores.iter().zip(expected).filter(|(scores, expected)| {
+        descending(scores).first().is_some_and(|best| is(&known[*best], expected))
+    });
+    let accuracy = right.count() as f64 / expected.len() as f64;
+    Ok(PairFigures::Labels { accuracy: Some(accuracy), threshold: None })
+}
+
+fn scores(
+    pipeline: &ClassificationPipeline,
+    inputs: &[Input],
+    progress: &dyn Progress,
+) -> Result<Vec<Vec<f32>>> {
+    progress.stage("read the pairs", inputs.len());
+    let function = pipeline.settings().function;
+    in_parts(inputs, progress, async |inputs| {
+        let logits = pipeline.logits(inputs, TRUNCATION, Deadline::within(TIMEOUT)).await?;
+        Ok(logits.rows.iter().map(|logits| function.apply(logits)).collect())
+    })
+}
+
+/// Which labels say that a pair belongs together.
+fn positive(labels: &[String]) -> Result<Vec<bool>> {
+    let is_positive = |label: &str| POSITIVE.iter().any(|positive| positive.eq_ignore_ascii_case(label));
+    let distinct: BTreeSet<&String> = labels.iter().collect();
+    let positives = distinct.iter().filter(|label| is_positive(label)).count();
+    if distinct.len() != 2 || positives != 1 {
+        let distinct: Vec<&String> = distinct.into_iter().collect();
+        return Err(Error::config(format!(
+            "expected two labels, one of them among {}, for a model that scores similarity, but found {}",
+            quoted(&POSITIVE),
+            quoted(&distinct)
+        )));
+    }
+    Ok(labels.iter().map(|label| is_positive(label)).collect())
+}
+
+/// The similarity within each pair.
+fn similarities(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progress) -> Result<Vec<f32>> {
+    let pipeline = match encoder {
+        ServedEncoder::Embedding(pipeline) => pipeline,
+        ServedEncoder::Classification(pipeline) => {
+            let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
+            return Ok(scores(pipeline, &inputs, progress)?.concat());
+        }
+        _ => return Err(Error::config("expected a model that scores pairs, but found another")),
+    };
+    // Both are texts of the same kind, unless the model distinguishes queries by more than a prompt.
+    let [query, document] = match pipeline.settings().has(VectorKind::MultiVector) {
+        true => [Some(TextRole::Query), Some(TextRole::Document)],
+        false => [None; 2],
+    };
+    progress.stage("read the pairs", 2 * pairs.len());
+    let first = Vectors::new(pipeline, pairs.iter().map(|[first, _]| first), query, progress)?;
+    let second = Vectors::new(pipeline, pairs.iter().map(|[_, second]| second), document, progress)?;
+    let similarity = |[left, right]: &[String; 2]| {
+        first.get(left).zip(second.get(right)).and_then(|(left, right)| left.similarities(&[right]).pop())
+    };
+    Ok(pairs.iter().filter_map(similarity).collect())
+}
+
+/// Share of questions whose passage is among the ten best ones in the file.
+fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progress) -> Result<f64> {
+    let passages: Vec<&String> =
+        pairs.iter().map(|[_, passage]| passage).collect::<BTreeSet<_>>().into_iter().collect();
+    let found = |scores: &[f32], expected: &String| {
+        let own = passages.iter().position(|passage| *passage == expected).map(|place| scores[place]);
+        // Ties count against the model.
+        own.is_some_and(|own| scores.iter().filter(|score| **score >= own).count() <= FOUND)
+    };
+    let mut right = 0;
+    match encoder {
+        ServedEncoder::Embedding(pipeline) => {
+            progress.stage("read the pairs", pairs.len() + passages.len());
+            let questions = pairs.iter().map(|[question, _]| question);
+            let questions = Vectors::new(pipeline, questions, Some(TextRole::Query), progress)?;
+            let documents = passages.iter().copied();
+            let documents = Vectors::new(pipeline, documents, Some(TextRole::Document), progress)?;
+            let documents: Vec<&Answer> =
+                passages.iter().filter_map(|passage| documents.get(passage)).collect();
+            for [question, passage] in pairs {
+                let scores = questions.get(question).map(|question| question.similarities(&documents));
+                right += usize::from(scores.is_some_and(|scores| found(&scores, passage)));
+            }
+        }
+        ServedEncoder::Classification(pipeline) => {
+            if pairs.len() > MAX_QUESTIONS {
+                return Err(Error::config(format!(
+                    "expected at most {MAX_QUESTIONS} questions for a model that reads each one with each passage, but found \
+                     {}",
+                    pairs.len()
+                )));
+            }
+            let all = pairs.iter().flat_map(|[question, _]| {
+                passages.iter().map(|passage| input(pipeline, &[question.clone(), (*passage).clone()]))
+            });
+            let scores = scores(pipeline, &all.collect::<Vec<_>>(), progress)?.concat();
+            let rows = scores.chunks_exact(passages.len()).zip(pairs);
+            right = rows.filter(|(scores, [_, passage])| found(scores, passage)).count();
+        }
+        _ => return Err(Error::config("expected a model that compares texts, but found another")),
+    }
+    Ok(right as f64 / pairs.len() as f64)
+}
+
+/// Vectors of different texts.
+struct Vectors(BTreeMap<String, Answer>);
+
+impl Vectors {
+    /// Reads each text once.
+    fn new<'a>(
+        pipeline: &EmbeddingPipeline,
+        texts: impl Iterator<Item = &'a String>,
+        role: Option<TextRole>,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        let texts: Vec<String> = texts.collect::<BTreeSet<_>>().into_iter().cloned().collect();
+        let found = in_parts(&texts, progress, async |texts| search_vectors(pipeline, texts, role).await)?;
+        Ok(Self(texts.into_iter().zip(found).collect()))
+    }
+
+    fn get(&self, text: &String) -> Option<&Answer> {
+        self.0.get(text)
+    }
+}

@@ -1,0 +1,212 @@
+//! Vectors that another program made: `.npy`, or a file with a column of vectors as `kivu batch` writes it.
+
+use std::path::Path;
+
+use half::f16;
+use serde_json::Value;
+
+use super::{
+    answer::Answer,
+    samples::{Texts, named, text_column, texts},
+};
+use crate::files;
+use kivu::{
+    batch::ColumnFile,
+    error::{Error, Result, quoted},
+};
+
+const VECTOR: [&str; 3] = ["embedding", "vector", "kivu_embedding"];
+const TEXT: [&str; 1] = ["text"];
+/// Maximum number of vectors: each is compared with all others.
+const MAX_VECTORS: usize = 5_000;
+/// The first bytes of a `.npy` file.
+const NPY_MAGIC: &[u8] = b"\x93NUMPY";
+
+/// A program's vectors for texts.
+pub(super) struct PeerVectors {
+    pub(super) texts: Texts,
+    /// Per text, in the form of a model's answers.
+    pub(super) answers: Vec<Vec<Answer>>,
+    pub(super) dimensions: usize,
+}
+
+impl PeerVectors {
+    /// Reads a file with a vector per text, in the order of `texts`; without them, the file has a column of texts.
+    pub(super) fn open(path: &Path, own: Option<&Texts>) -> Result<Self> {
+        let shown = path.display();
+        let bytes_of_npy = is_npy(path).then(|| files::read_weights(path)).transpose()?;
+        let (own_texts, vectors) = match (bytes_of_npy, own) {
+            (Some(bytes), Some(own)) => (own.clone(), npy(&bytes).map_err(|found| unreadable(path, &found))?),
+            (Some(_), None) => {
+                return Err(Error::config(format!(
+                    "expected `--texts` with the texts of the vectors in `{shown}`, but found none; name the file that \
+                     has them in the same order"
+                )));
+            }
+            (None, own) => columns(path, own)?,
+        };
+        if vectors.len() != own_texts.len() {
+            return Err(Error::config(format!(
+                "expected {} vectors in `{shown}`, one per text, but found {}",
+                own_texts.len(),
+                vectors.len()
+            )));
+        }
+        let dimensions = vectors.first().map_or(0, Vec::len);
+        for (row, vector) in vectors.iter().enumerate() {
+            let row = row + 1;
+            if vector.len() != dimensions {
+                return Err(unreadable(
+                    path,
+                    &format!("{} values in row {row}, but {dimensions} in row 1", vector.len()),
+                ));
+            }
+            if !vector.iter().all(|value| value.is_finite()) {
+                return Err(unreadable(path, &format!("a value that is not finite in row {row}")));
+            }
+            if vector.iter().all(|value| *value == 0.0) {
+                return Err(unreadable(path, &format!("a vector of zeros in row {row}")));
+            }
+        }
+        let answers = vectors.into_iter().map(|vector| vec![Answer::Vector(vector)]).collect();
+        Ok(Self { texts: own_texts, answers, dimensions })
+    }
+}
+
+fn is_npy(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
+}
+
+fn unreadable(path: &Path, found: &str) -> Error {
+    Error::config(format!("expected a vector per text in `{}`, but found {found}", path.display()))
+}
+
+/// Texts and vectors from a file's columns.
+fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
+    let file = ColumnFile::open(path)?;
+    let vector = named(&file, &VECTOR).ok_or_else(|| {
+        Error::config(format!(
+            "expected a column `embedding` or `vector` in `{}`, but found {}",
+            path.display(),
+            quoted(file.names())
+        ))
+    })?;
+    let own_texts = match own {
+        Some(own) => own.clone(),
+        None => {
+            let column = named(&file, &TEXT).map_or_else(|| text_column(path, &file), Ok)?;
+            let rows = file.rows(&[&column], MAX_VECTORS)?;
+            Texts::new(texts(path, &rows, &[&column], 0)?, path)?
+        }
+    };
+    let rows = file.rows(&[&vector], MAX_VECTORS)?;
+    let vectors = rows.iter().enumerate().map(|(row, values)| {
+        numbers(&values[0]).ok_or_else(|| {
+            unreadable(
+                path,
+                &format!("another value than a list of numbers in `{vector}` of row {}", row + 1),
+            )
+        })
+    });
+    Ok((own_texts, vectors.collect::<Result<_>>()?))
+}
+
+/// A list of numbers, which CSV has as JSON text.
+fn numbers(value: &Value) -> Option<Vec<f32>> {
+    match value {
+        Value::Array(values) => values.iter().map(|value| value.as_f64().map(|value| value as f32)).collect(),
+        Value::String(text) => serde_json::from_str(text).ok(),
+        _ => None,
+    }
+}
+
+/// The rows of a two-dimensional `.npy` array; the error says what was found instead.
+fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
+    let damaged = || "a damaged `.npy` file".to_owned();
+    let rest = bytes.strip_prefix(NPY_MAGIC).ok_or("another file")?;
+    let (length, rest) = match rest {
+        [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
+        [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
+        _ => return Err(damaged()),
+    };
+    let (header, data) = rest.split_at_checked(length).ok_or_else(damaged)?;
+    let header = str::from_utf8(header).map_err(|_| damaged())?;
+    // A Python literal, such as `{'descr': '<f4', 'fortran_order': False, 'shape': (300, 384), }`.
+    let field = |name: &str| header.split_once(&format!("'{name}':")).map(|(_, rest)| rest.trim_start());
+    let kind =
+        field("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\'')).ok_or_else(damaged)?.0;
+    if !field("fortran_order").ok_or_else(damaged)?.starts_with("False") {
+        return Err(
+            "an array in Fortran order; save it in C order, as with `numpy.ascontiguousarray`".to_owned()
+        );
+    }
+    let shape =
+        field("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).ok_or_else(damaged)?.0;
+    let sides: Option<Vec<usize>> = shape
+        .split(',')
+        .map(str::trim)
+        .filter(|side| !side.is_empty())
+        .map(|side| side.parse().ok())
+        .collect();
+    let [rows, width] = sides.ok_or_else(damaged)?[..] else {
+        return Err(format!("an array of the shape ({shape}); save one with a row per text"));
+    };
+    let read: fn(&[u8]) -> f32 = match kind {
+        "<f4" => |bytes| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes),
+        "<f8" => |bytes| bytes.try_into().map_or(f32::NAN, |bytes| f64::from_le_bytes(bytes) as f32),
+        "<f2" => |bytes| bytes.try_into().map_or(f32::NAN, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        "|i1" => |bytes| f32::from(bytes[0].cast_signed()),
+        "|u1" => |bytes| f32::from(bytes[0]),
+        other => return Err(format!("values of the type `{other}`; save them as float32")),
+    };
+    let size = match kind {
+        "<f8" => 8,
+        "<f4" => 4,
+        "<f2" => 2,
+        _ => 1,
+    };
+    if rows == 0 || width == 0 || rows > MAX_VECTORS {
+        return Err(format!("{rows} vectors of {width} values; expected 1 to {MAX_VECTORS}"));
+    }
+    if width.checked_mul(rows).and_then(|values| values.checked_mul(size)) != Some(data.len()) {
+        return Err(damaged());
+    }
+    Ok(data.chunks_exact(width * size).map(|row| row.chunks_exact(size).map(read).collect()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        let mut bytes = [NPY_MAGIC, &[1, 0], &(header.len() as u16).to_le_bytes()].concat();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(data);
+        bytes
+    }
+
+    #[test]
+    fn arrays_of_every_type_are_read_and_others_refused() {
+        let header = |kind: &str, order: &str, shape: &str| {
+            format!("{{'descr': '{kind}', 'fortran_order': {order}, 'shape': {shape}, }}\n")
+        };
+        let f4: Vec<u8> = [1.0_f32, -2.5, 3.0, 0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let f8: Vec<u8> = [1.0_f64, -2.5, 3.0, 0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let f2: Vec<u8> =
+            [1.0, -2.5, 3.0, 0.5].iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        for (kind, data) in [("<f4", &f4), ("<f8", &f8), ("<f2", &f2)] {
+            let found = npy(&file(&header(kind, "False", "(2, 2)"), data)).unwrap();
+            assert_eq!(found, [[1.0, -2.5], [3.0, 0.5]], "{kind}");
+        }
+        let found = npy(&file(&header("|i1", "False", "(2, 1)"), &[1, 255])).unwrap();
+        assert_eq!(found, [[1.0], [-1.0]]);
+        let refused = |header: String, data: &[u8]| npy(&file(&header, data)).unwrap_err();
+        insta::assert_snapshot!(refused(header("<f4", "True", "(2, 2)"), &f4), @"an array in Fortran order; save it in C order, as with `numpy.ascontiguousarray`");
+        insta::assert_snapshot!(refused(header("<f4", "False", "(4,)"), &f4), @"an array of the shape (4,); save one with a row per text");
+        insta::assert_snapshot!(refused(header("<i8", "False", "(2, 1)"), &f4), @"values of the type `<i8`; save them as float32");
+        insta::assert_snapshot!(refused(header("<f4", "False", "(3, 2)"), &f4), @"a damaged `.npy` file");
+        insta::assert_snapshot!(npy(b"text").unwrap_err(), @"another file");
+        let whole = file(&header("<f4", "False", "(2, 2)"), &f4);
+        assert!((0..whole.len()).all(|length| npy(&whole[..length]).is_err()));
+    }
+}

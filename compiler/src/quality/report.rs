@@ -1,0 +1,306 @@
+//! Measures an opened model as the build's quality gate does, against another model, or against a program's vectors.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Serialize;
+
+use super::{
+    compare::{note, qualities},
+    pairs::{self, PairFigures, PairQuality},
+    peer::PeerVectors,
+    samples::{Pairs, Samples},
+    served::{Answers, ServedEncoder},
+    step_comparison,
+};
+use crate::{calibration, progress::Progress, source::EncoderSettings};
+use kivu::{
+    error::{Error, Result, quoted},
+    model::Model,
+    pipeline::{
+        Task,
+        embedding::{EmbeddingPipeline, EmbeddingSettings, VectorKind},
+        seq2seq::Seq2SeqPipeline,
+    },
+    repository::{
+        bundle::TOKENIZER,
+        manifest::{Quality, VectorQuality},
+    },
+};
+
+/// What a model is compared with.
+#[derive(Clone, Copy, Debug)]
+pub enum Other<'a> {
+    /// Another form of the model, or another model for the same task.
+    Model(&'a Model),
+    /// A file with another program's vectors.
+    Vectors(&'a Path),
+}
+
+/// A model's quality.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The model's name.
+    pub name: String,
+    /// What it is, such as `int8`.
+    pub precision: String,
+    /// What it was compared with: `NAME, PRECISION`, or a file.
+    pub other: Option<String>,
+    /// Agreement with the other model, for the model's first output.
+    pub quality: Option<Quality>,
+    /// Agreement for additional vector kinds.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_vectors: BTreeMap<VectorKind, Quality>,
+    /// Quality of the model's stored vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vectors: Option<VectorQuality>,
+    /// Results on pairs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairQuality>,
+    /// The languages between which a model translated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub languages: Option<String>,
+    /// What to know about the figures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    fn of(model: &Model) -> Self {
+        Self {
+            name: model.name.clone(),
+            precision: model.manifest.weights.precision.to_string(),
+            other: None,
+            quality: None,
+            other_vectors: BTreeMap::new(),
+            vectors: None,
+            pairs: None,
+            languages: None,
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// Measures a model against another, and both on pairs.
+///
+/// # Errors
+/// The models are for different tasks, or their outputs cannot be compared; or the pairs do not fit the model.
+pub fn measure(
+    model: &Model,
+    other: Option<Other<'_>>,
+    samples: &Samples,
+    progress: &dyn Progress,
+) -> Result<Report> {
+    let mut report = Report::of(model);
+    report.other = other.map(|other| match other {
+        Other::Model(other) => format!("{}, {}", other.name, other.manifest.weights.precision),
+        Other::Vectors(path) => path.display().to_string(),
+    });
+    match ServedEncoder::of(&model.pipeline) {
+        Ok(encoder) => measure_encoder(model, &encoder, other, samples, progress, &mut report)?,
+        Err(generator) => measure_generator(model, generator, other, samples, progress, &mut report)?,
+    }
+    if let Some(PairQuality { model, other, .. }) = report.pairs {
+        let is_undefined = |figures: &PairFigures| {
+            matches!(
+                figures,
+                PairFigures::Scores { spearman: None } | PairFigures::Labels { accuracy: None, .. }
+            )
+        };
+        if [Some(model), other].iter().flatten().any(is_undefined) {
+            report
+                .notes
+                .push("all pairs have the same score, so there is no correlation or accuracy".to_owned());
+        }
+        if matches!(model, PairFigures::References { cross_entropy: None, .. }) {
+            report.notes.push("cross-entropy is measured for T5 and similar models only".to_owned());
+        }
+    }
+    Ok(report)
+}
+
+fn measure_encoder(
+    model: &Model,
+    encoder: &ServedEncoder,
+    other: Option<Other<'_>>,
+    samples: &Samples,
+    progress: &dyn Progress,
+    report: &mut Report,
+) -> Result<()> {
+    let settings = encoder.settings();
+    let mut other_encoder = None;
+    let compared = match other {
+        None => None,
+        Some(Other::Vectors(path)) => {
+            let peer = PeerVectors::open(path, samples.texts.as_ref())?;
+            require_dimensions(&settings, peer.dimensions, path)?;
+            progress.stage("measure the quality", peer.texts.len());
+            let own = encoder.measure(&peer.texts, progress)?.first_output();
+            Some([Answers::of(peer.answers), own])
+        }
+        Some(Other::Model(other)) => {
+            let found = ServedEncoder::of(&other.pipeline).map_err(|_| different_tasks(model, other))?;
+            require_comparable(&settings, &found.settings())
+                .map_err(|reason| reason.unwrap_or_else(|| different_tasks(model, other)))?;
+            let texts = samples.texts.clone().unwrap_or_default();
+            progress.stage("measure the quality", 2 * texts.len());
+            let reference = found.measure(&texts, progress)?;
+            let own = encoder.measure(&texts, progress)?;
+            if !reference.has_sizes_of(&own) {
+                return Err(Error::config(format!(
+                    "expected models with the same tokens for each text, but found others in `{}` and `{}`; their \
+                     outputs cannot be compared token by token",
+                    model.name, other.name
+                )));
+            }
+            other_encoder = Some(found);
+            Some([reference, own])
+        }
+    };
+    if let Some([reference, own]) = &compared {
+        let mut found = qualities(&settings, [reference, own]).into_iter();
+        report.quality = found.next();
+        let kinds = match &settings {
+            EncoderSettings::Embedding(settings) => settings.outputs(),
+            _ => Vec::new(),
+        };
+        report.other_vectors = kinds.into_iter().skip(1).map(|(kind, _)| kind).zip(found).collect();
+        report.notes.extend(note(reference));
+        if let ServedEncoder::Embedding(pipeline) = encoder {
+            report.vectors = stored(model, pipeline, own)?;
+        }
+    }
+    if let Some(own) = &samples.pairs {
+        let found = pairs::figures(encoder, own, progress)?;
+        let other = other_encoder.map(|other| pairs::figures(&other, own, progress)).transpose()?;
+        report.pairs = Some(PairQuality::new(own, found, other));
+    }
+    Ok(())
+}
+
+fn measure_generator(
+    model: &Model,
+    generator: &Seq2SeqPipeline,
+    other: Option<Other<'_>>,
+    samples: &Samples,
+    progress: &dyn Progress,
+    report: &mut Report,
+) -> Result<()> {
+    let other = match other {
+        None => None,
+        Some(Other::Vectors(path)) => {
+            return Err(Error::config(format!(
+                "expected another model for `{}`, which generates texts, but found vectors in `{}`",
+                model.name,
+                path.display()
+            )));
+        }
+        Some(Other::Model(other)) => {
+            let found =
+                ServedEncoder::of(&other.pipeline).err().ok_or_else(|| different_tasks(model, other))?;
+            let settings = [generator, found].map(|pipeline| {
+                let settings = pipeline.settings();
+                (&settings.languages, &settings.target_tokenizer, &settings.generation.eos_token_ids)
+            });
+            let is_same = |file: &str| {
+                let hash = |model: &Model| model.manifest.file(file).map(|file| file.sha256.clone());
+                hash(model) == hash(other)
+            };
+            let target = generator.settings().target_tokenizer.as_deref().unwrap_or(TOKENIZER);
+            if settings[0] != settings[1] || !is_same(TOKENIZER) || !is_same(target) {
+                return Err(Error::config(format!(
+                    "expected two forms of one model, which have the same tokens, but found `{}` and `{}`; compare other \
+                     models by `--pairs` with texts and references",
+                    model.name, other.name
+                )));
+            }
+            report.quality =
+                Some(step_comparison::quality_of([found, generator], samples.texts.as_ref(), progress)?);
+            Some(found)
+        }
+    };
+    if let Some(own @ Pairs::References(_)) = &samples.pairs {
+        let found = step_comparison::references(generator, own, progress)?;
+        let other = other.map(|other| step_comparison::references(other, own, progress)).transpose()?;
+        report.pairs = Some(PairQuality::new(own, found, other));
+    } else if let Some(own) = &samples.pairs {
+        return Err(pairs::unfit(own, "a model with vectors or labels"));
+    }
+    report.languages = step_comparison::languages(generator);
+    Ok(())
+}
+
+/// Quality of the model's stored vectors; `None` if it has no ranges.
+fn stored(model: &Model, pipeline: &EmbeddingPipeline, own: &Answers) -> Result<Option<VectorQuality>> {
+    if model.manifest.vectors.is_none() || model.manifest.task != Task::FeatureExtraction {
+        return Ok(None);
+    }
+    calibration::quality(&own.values(), |wanted| pipeline.conversion(wanted, None)).map(Some)
+}
+
+fn different_tasks(model: &Model, other: &Model) -> Error {
+    Error::config(format!(
+        "expected models for the same task, but `{}` is for `{}` and `{}` for `{}`",
+        model.name, model.manifest.task, other.name, other.manifest.task
+    ))
+}
+
+/// Refuses outputs that cannot be compared; without an error if they are those of different tasks.
+fn require_comparable(left: &EncoderSettings, right: &EncoderSettings) -> Result<(), Option<Error>> {
+    let same_labels = |left: &[String], right: &[String]| match left == right {
+        true => Ok(()),
+        false => Err(Some(Error::config(format!(
+            "expected models with the same labels, but found {} and {}",
+            quoted(left),
+            quoted(right)
+        )))),
+    };
+    match (left, right) {
+        (EncoderSettings::Embedding(left), EncoderSettings::Embedding(right)) => {
+            let shown = |settings: &EmbeddingSettings| {
+                let outputs = settings.outputs().into_iter();
+                outputs
+                    .map(|(kind, values)| format!("{kind} ({values} values)"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            if shown(left) == shown(right) {
+                return Ok(());
+            }
+            Err(Some(Error::config(format!(
+                "expected models with the same vectors, but found {} and {}; `--pairs` measures each of them",
+                shown(left),
+                shown(right)
+            ))))
+        }
+        (EncoderSettings::Classification(left), EncoderSettings::Classification(right)) => {
+            same_labels(&left.labels, &right.labels)
+        }
+        (EncoderSettings::TokenClassification(left), EncoderSettings::TokenClassification(right)) => {
+            same_labels(&left.labels, &right.labels)
+        }
+        (EncoderSettings::LabelScores(_), EncoderSettings::LabelScores(_))
+        | (EncoderSettings::ZeroShotEntities(_), EncoderSettings::ZeroShotEntities(_)) => Ok(()),
+        _ => Err(None),
+    }
+}
+
+/// Refuses vectors of another size than the model's.
+fn require_dimensions(settings: &EncoderSettings, found: usize, path: &Path) -> Result<()> {
+    let dense = match settings {
+        EncoderSettings::Embedding(settings) => {
+            settings.outputs().into_iter().find(|(kind, _)| *kind == VectorKind::Dense)
+        }
+        _ => None,
+    };
+    match dense {
+        Some((_, dimensions)) if dimensions == found => Ok(()),
+        Some((_, dimensions)) => Err(Error::config(format!(
+            "expected vectors of {dimensions} values, as the model's, in `{}`, but found {found} values",
+            path.display()
+        ))),
+        None => Err(Error::config(format!(
+            "expected a model with dense vectors for the vectors in `{}`, but found another",
+            path.display()
+        ))),
+    }
+}

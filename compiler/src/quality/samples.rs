@@ -1,0 +1,445 @@
+//! Texts and pairs that a user measures quality with, from files.
+
+use std::{collections::BTreeSet, path::Path};
+
+use serde_json::Value;
+
+use super::SENTENCES;
+use crate::files;
+use kivu::{
+    batch::ColumnFile,
+    error::{Error, Result, quoted},
+};
+
+/// Minimum number of texts: recall@10 of fewer would be nearly certain.
+const MIN_TEXTS: usize = 20;
+/// Maximum number of texts, each of which is compared with all others.
+const MAX_TEXTS: usize = 5_000;
+/// Minimum number of pairs.
+const MIN_PAIRS: usize = 10;
+/// Maximum number of pairs.
+const MAX_PAIRS: usize = 50_000;
+
+/// Names for columns with texts, most likely first.
+const TEXT: [&str; 3] = ["text", "source", "sentence"];
+/// Names for the columns with two texts of a kind.
+const PAIRS: [[&str; 2]; 4] =
+    [["text1", "text2"], ["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"]];
+const QUESTION: [&str; 2] = ["question", "query"];
+const PASSAGE: [&str; 3] = ["passage", "answer", "document"];
+const SCORE: [&str; 1] = ["score"];
+const LABEL: [&str; 2] = ["label", "is_duplicate"];
+const REFERENCE: [&str; 2] = ["reference", "target"];
+
+/// What the columns of a file with pairs are called, for errors.
+const EXPECTED: &str = "`text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, \
+                        `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or \
+                        `text` with `reference`";
+
+/// A user's texts and pairs.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    /// Texts for the quality gate and for the ranges of int8 vectors, in place of the built-in ones.
+    pub texts: Option<Texts>,
+    /// Pairs that a model is measured on, beside the form that it is compared with.
+    pub pairs: Option<Pairs>,
+}
+
+impl Samples {
+    /// Reads both files.
+    pub fn open(texts: Option<&Path>, pairs: Option<&Path>) -> Result<Self> {
+        Ok(Self { texts: texts.map(Texts::open).transpose()?, pairs: pairs.map(Pairs::open).transpose()? })
+    }
+}
+
+/// Texts to compare two forms of a model with.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    /// At least one.
+    pub(crate) texts: Vec<String>,
+}
+
+impl Default for Texts {
+    fn default() -> Self {
+        Self { texts: SENTENCES.lines().map(str::to_owned).collect() }
+    }
+}
+
+impl Texts {
+    /// Reads a file with a text per line (`.txt`), or with a column of texts.
+    ///
+    /// # Errors
+    /// There are too few or too many texts, or an empty one.
+    pub fn open(path: &Path) -> Result<Self> {
+        let texts = if has_lines(path) {
+            let text = String::from_utf8(files::read(path)?).map_err(|error| {
+                Error::config_because(
+                    format!("expected UTF-8 in `{}`, but found other bytes", path.display()),
+                    error,
+                )
+            })?;
+            text.lines().map(str::to_owned).collect()
+        } else {
+            let file = ColumnFile::open(path)?;
+            let column = text_column(path, &file)?;
+            let rows = file.rows(&[&column], MAX_TEXTS)?;
+            texts(path, &rows, &[&column], 0)?
+        };
+        Self::new(texts, path)
+    }
+
+    /// Texts that were read from `path`.
+    pub(super) fn new(texts: Vec<String>, path: &Path) -> Result<Self> {
+        if let Some(row) = texts.iter().position(|text| text.trim().is_empty()) {
+            return Err(Error::config(format!(
+                "expected texts in `{}`, but found an empty one in row {}; remove it",
+                path.display(),
+                row + 1
+            )));
+        }
+        // Copies are each other's nearest neighbours, whatever the model.
+        let distinct = texts.iter().collect::<BTreeSet<_>>().len();
+        if distinct < MIN_TEXTS || texts.len() > MAX_TEXTS {
+            return Err(Error::config(format!(
+                "expected {MIN_TEXTS} to {MAX_TEXTS} texts in `{}`, {MIN_TEXTS} of them different, but found {}, {distinct} of \
+                 them different",
+                path.display(),
+                texts.len()
+            )));
+        }
+        Ok(Self { texts })
+    }
+
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.texts.iter().map(String::as_str)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
+    }
+}
+
+/// Whether a file has a text per line, by its name.
+fn has_lines(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"))
+}
+
+/// The column with texts in a file.
+pub(super) fn text_column(path: &Path, file: &ColumnFile) -> Result<String> {
+    match (named(file, &TEXT), file.names()) {
+        (Some(name), _) => Ok(name),
+        (None, [only]) => Ok(only.clone()),
+        (None, names) => Err(Error::config(format!(
+            "expected a column `text` in `{}`, but found {}; rename the column with the texts",
+            path.display(),
+            quoted(names)
+        ))),
+    }
+}
+
+/// Pairs of texts with what is expected of them, or texts with what is expected of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pairs {
+    /// Pairs with similarities, such as people's judgements.
+    Scores(Vec<[String; 2]>, Vec<f64>),
+    /// Pairs with labels, such as `entailment` or whether they are duplicates.
+    Labels(Vec<[String; 2]>, Vec<String>),
+    /// Questions, each with the passage that answers it.
+    Passages(Vec<[String; 2]>),
+    /// Texts with labels.
+    LabelledTexts(Vec<String>, Vec<String>),
+    /// Texts with the texts that a model should generate for them.
+    References(Vec<[String; 2]>),
+}
+
+impl Pairs {
+    /// Reads a file, whose columns determine its kind.
+    ///
+    /// # Errors
+    /// The columns are unknown; a text or an expected value is missing; or there are too few pairs to tell anything.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = ColumnFile::open(path)?;
+        let shown = path.display();
+        let columns = Columns::of(&file).map_err(|found| {
+            Error::config(format!("expected columns {EXPECTED} in `{shown}`, but found {found}"))
+        })?;
+        let names: Vec<&str> = columns.names.iter().map(String::as_str).collect();
+        let rows = file.rows(&names, MAX_PAIRS)?;
+        if rows.len() < MIN_PAIRS {
+            return Err(Error::config(format!(
+                "expected at least {MIN_PAIRS} rows in `{shown}`, but found {}",
+                rows.len()
+            )));
+        }
+        let column = |place| texts(path, &rows, &names, place);
+        let pairs = || {
+            let pairs = column(0)?.into_iter().zip(column(1)?);
+            Ok::<_, Error>(pairs.map(|(first, second)| [first, second]).collect::<Vec<_>>())
+        };
+        match columns.kind {
+            Kind::Scores => {
+                let pairs = pairs()?;
+                let scores = scores(path, &rows, &names, 2)?;
+                if scores.iter().all(|score| *score == scores[0]) {
+                    return Err(Error::config(format!(
+                        "expected different scores in `{shown}`, but found {} in all rows; ranks need differences",
+                        scores[0]
+                    )));
+                }
+                Ok(Self::Scores(pairs, scores))
+            }
+            Kind::Labels => Ok(Self::Labels(pairs()?, several(path, labels(path, &rows, &names, 2)?)?)),
+            Kind::LabelledTexts => {
+                Ok(Self::LabelledTexts(column(0)?, several(path, labels(path, &rows, &names, 1)?)?))
+            }
+            Kind::References => Ok(Self::References(pairs()?)),
+            Kind::Passages => {
+                let pairs = pairs()?;
+                let distinct = pairs.iter().map(|[_, passage]| passage).collect::<BTreeSet<_>>().len();
+                if distinct < MIN_TEXTS {
+                    return Err(Error::config(format!(
+                        "expected at least {MIN_TEXTS} different passages in `{shown}`, of which ten are found for each \
+                         question, but found {distinct}"
+                    )));
+                }
+                Ok(Self::Passages(pairs))
+            }
+        }
+    }
+
+    /// Number of pairs.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Scores(pairs, _)
+            | Self::Labels(pairs, _)
+            | Self::Passages(pairs)
+            | Self::References(pairs) => pairs.len(),
+            Self::LabelledTexts(texts, _) => texts.len(),
+        }
+    }
+
+    /// What the pairs are, in words.
+    pub(super) fn description(&self) -> &'static str {
+        match self {
+            Self::Scores(..) => "pairs with scores",
+            Self::Labels(..) => "pairs with labels",
+            Self::Passages(_) => "questions with passages",
+            Self::LabelledTexts(..) => "texts with labels",
+            Self::References(_) => "texts with references",
+        }
+    }
+}
+
+enum Kind {
+    Scores,
+    Labels,
+    Passages,
+    LabelledTexts,
+    References,
+}
+
+/// The columns that a kind of pairs needs.
+struct Columns {
+    kind: Kind,
+    names: Vec<String>,
+}
+
+impl Columns {
+    /// Finds the columns of exactly one kind. The error says what was found instead.
+    fn of(file: &ColumnFile) -> Result<Self, String> {
+        let one = |names: &[&str]| named(file, names);
+        let two = || PAIRS.iter().find_map(|[first, second]| Some(vec![one(&[*first])?, one(&[*second])?]));
+        let with = |texts: Option<Vec<String>>, other: &[&str]| {
+            texts.zip(one(other)).map(|(texts, other)| [texts, vec![other]].concat())
+        };
+        let text = || one(&TEXT).map(|text| vec![text]);
+        let question = || one(&QUESTION).map(|question| vec![question]);
+        let found = [
+            (Kind::Scores, with(two(), &SCORE)),
+            (Kind::Labels, with(two(), &LABEL)),
+            (Kind::Passages, with(question(), &PASSAGE)),
+            (Kind::LabelledTexts, with(text(), &LABEL)),
+            (Kind::References, with(text(), &REFERENCE)),
+        ];
+        let mut found = found.into_iter().filter_map(|(kind, names)| Some(Self { kind, names: names? }));
+        match (found.next(), found.next()) {
+            (Some(only), None) => Ok(only),
+            (Some(one), Some(other)) => {
+                Err(format!("both {} and {}; remove a column", quoted(&one.names), quoted(&other.names)))
+            }
+            (None, _) => Err(format!("{}; rename the columns", quoted(file.names()))),
+        }
+    }
+}
+
+/// The first of these names that a file has.
+pub(super) fn named(file: &ColumnFile, names: &[&str]) -> Option<String> {
+    let known = |name: &&&str| file.names().iter().any(|found| found == **name);
+    names.iter().find(known).map(|name| (*name).to_owned())
+}
+
+/// The texts in a column.
+pub(super) fn texts(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<String>> {
+    let text = |(row, values): (usize, &Vec<Value>)| match &values[place] {
+        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
+        other => Err(unexpected(path, "a text", names[place], row, other)),
+    };
+    rows.iter().enumerate().map(text).collect()
+}
+
+/// The numbers in a column, which CSV has as texts.
+fn scores(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<f64>> {
+    let score = |(row, values): (usize, &Vec<Value>)| {
+        let found = match &values[place] {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
+        };
+        let finite = found.filter(|score| score.is_finite());
+        finite.ok_or_else(|| unexpected(path, "a finite number", names[place], row, &values[place]))
+    };
+    rows.iter().enumerate().map(score).collect()
+}
+
+/// The labels in a column: texts, whole numbers or booleans.
+fn labels(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<String>> {
+    let label = |(row, values): (usize, &Vec<Value>)| match &values[place] {
+        Value::String(text) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
+        Value::Number(number) if !number.is_f64() => Ok(number.to_string()),
+        Value::Bool(is_so) => Ok(is_so.to_string()),
+        other => Err(unexpected(path, "a label", names[place], row, other)),
+    };
+    rows.iter().enumerate().map(label).collect()
+}
+
+/// Refuses labels that are all the same.
+fn several(path: &Path, labels: Vec<String>) -> Result<Vec<String>> {
+    if labels.iter().all(|label| *label == labels[0]) {
+        return Err(Error::config(format!(
+            "expected different labels in `{}`, but found `{}` in all rows",
+            path.display(),
+            labels[0]
+        )));
+    }
+    Ok(labels)
+}
+
+/// Error for a value, whose content, which is a user's, it does not show.
+fn unexpected(path: &Path, expected: &str, column: &str, row: usize, found: &Value) -> Error {
+    let found = match found {
+        Value::Null => "nothing",
+        Value::String(text) if text.trim().is_empty() => "an empty text",
+        Value::String(_) => "another text",
+        Value::Number(_) => "another number",
+        Value::Bool(_) => "a boolean",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    Error::config(format!(
+        "expected {expected} in `{column}` of `{}`, but found {found} in row {}",
+        path.display(),
+        row + 1
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, fs, path::PathBuf};
+
+    use super::*;
+
+    fn written(
+        folder: &Path,
+        name: &str,
+        header: &str,
+        row: impl Fn(usize) -> String,
+        rows: usize,
+    ) -> PathBuf {
+        let mut text = format!("{header}\n");
+        (0..rows).for_each(|number| writeln!(text, "{}", row(number)).unwrap());
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn columns_determine_what_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let pairs = |header: &str, row: &dyn Fn(usize) -> String| {
+            Pairs::open(&written(folder.path(), "pairs.csv", header, row, 24)).unwrap()
+        };
+        let kinds = [
+            pairs("id,sentence1,sentence2,score", &|n| format!("{n},a {n},b {n},{}", n % 5)),
+            pairs("premise,hypothesis,label", &|n| format!("a {n},b {n},{}", ["yes", "no"][n % 2])),
+            pairs("question1,question2,is_duplicate", &|n| format!("a {n},b {n},{}", n % 2)),
+            pairs("question,passage", &|n| format!("a {n},b {n}")),
+            pairs("text,label", &|n| format!("a {n},{}", ["good", "bad"][n % 2])),
+            pairs("text,reference", &|n| format!("a {n},b {n}")),
+        ];
+        let found: Vec<_> = kinds.iter().map(|pairs| (pairs.description(), pairs.len())).collect();
+        assert_eq!(
+            found,
+            [
+                ("pairs with scores", 24),
+                ("pairs with labels", 24),
+                ("pairs with labels", 24),
+                ("questions with passages", 24),
+                ("texts with labels", 24),
+                ("texts with references", 24),
+            ]
+        );
+        let Pairs::Scores(texts, scores) = &kinds[0] else { panic!("{:?}", kinds[0]) };
+        assert_eq!((&texts[7], scores[7]), (&["a 7".to_owned(), "b 7".to_owned()], 2.0));
+    }
+
+    #[test]
+    fn unusable_pairs_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |header: &str, rows: usize, row: &dyn Fn(usize) -> String| {
+            let path = written(folder.path(), "p.csv", header, row, rows);
+            let error = Pairs::open(&path).unwrap_err().to_string();
+            error.replace(&folder.path().display().to_string(), "[folder]")
+        };
+        insta::assert_snapshot!(refused("a,b", 20, &|n| format!("{n},{n}")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found `a`, `b`; rename the columns");
+        insta::assert_snapshot!(refused("text1,text2,score,label", 20, &|n| format!("a,b,{n},x")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found both `text1`, `text2`, `score` and `text1`, `text2`, `label`; remove a column");
+        insta::assert_snapshot!(refused("text1,text2,score", 9, &|n| format!("a,b,{n}")), @"expected at least 10 rows in `[folder]/p.csv`, but found 9");
+        insta::assert_snapshot!(refused("text1,text2,score", 20, &|n| format!("a,b,{}", if n == 4 { "nan" } else { "1" })), @"expected a finite number in `score` of `[folder]/p.csv`, but found another text in row 5");
+        insta::assert_snapshot!(refused("text1,text2,score", 20, &|_| "a,b,1".into()), @"expected different scores in `[folder]/p.csv`, but found 1 in all rows; ranks need differences");
+        insta::assert_snapshot!(refused("text1,text2,score", 20, &|n| format!("a,{},1", if n == 2 { " " } else { "b" })), @"expected a text in `text2` of `[folder]/p.csv`, but found an empty text in row 3");
+        insta::assert_snapshot!(refused("text1,text2,label", 20, &|_| "a,b,x".into()), @"expected different labels in `[folder]/p.csv`, but found `x` in all rows");
+        insta::assert_snapshot!(refused("text1,text2,label", 20, &|_| "a,b,".into()), @"expected a label in `label` of `[folder]/p.csv`, but found nothing in row 1");
+        insta::assert_snapshot!(refused("question,answer", 40, &|n| format!("{n},{}", n % 3)), @"expected at least 20 different passages in `[folder]/p.csv`, of which ten are found for each question, but found 3");
+    }
+
+    #[test]
+    fn texts_are_lines_or_a_column() {
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name, header: &str, rows| written(folder.path(), name, header, |n| format!("text {n}"), rows);
+        let lines = Texts::open(&write("a.txt", "first", 24)).unwrap();
+        let column = Texts::open(&write("a.csv", "text", 24)).unwrap();
+        assert_eq!(
+            (lines.len(), column.len(), lines.lines().next(), column.lines().next()),
+            (25, 24, Some("first"), Some("text 0"))
+        );
+        let refused = |path: &Path| {
+            Texts::open(path)
+                .unwrap_err()
+                .to_string()
+                .replace(&folder.path().display().to_string(), "[folder]")
+        };
+        insta::assert_snapshot!(refused(&write("b.csv", "text", 19)), @"expected 20 to 5000 texts in `[folder]/b.csv`, 20 of them different, but found 19, 19 of them different");
+        let same = written(folder.path(), "c.csv", "text", |n| format!("text {}", n % 4), 50);
+        insta::assert_snapshot!(refused(&same), @"expected 20 to 5000 texts in `[folder]/c.csv`, 20 of them different, but found 50, 4 of them different");
+        let empty = written(
+            folder.path(),
+            "d.txt",
+            "a",
+            |n| if n == 3 { String::new() } else { format!("text {n}") },
+            30,
+        );
+        insta::assert_snapshot!(refused(&empty), @"expected texts in `[folder]/d.txt`, but found an empty one in row 5; remove it");
+        let unknown = written(folder.path(), "e.csv", "first,second", |n| format!("a {n},b"), 30);
+        insta::assert_snapshot!(refused(&unknown), @"expected a column `text` in `[folder]/e.csv`, but found `first`, `second`; rename the column with the texts");
+    }
+}

@@ -1,0 +1,395 @@
+//! GLiNER2's layers on label vectors.
+//!
+//! The token in front of the labels tells how many instances a text has. A recurrent layer has a step per instance, whose
+//! state is the label's vector at first; entities are the first instance. Its state passes further layers, in which labels
+//! may attend to each other.
+
+use crate::{
+    kernel::{Kernel, LANES},
+    math::{exp, normalize, sigmoid},
+    program::{CountedLabels, Experts, LabelTransformer, LabelTransformerLayer, Mixing, Norm},
+    spans::{Spans, apply, positive, tanh, two_layers, two_layers_with_gelu},
+};
+
+impl CountedLabels {
+    /// Writes a row per label into `outputs`; returns whether the text has instances.
+    #[inline(always)]
+    pub(crate) fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> bool {
+        let Spans { labels, schema, hidden, outputs, starts, .. } = buffers;
+        let [first, second] = &self.counts;
+        two_layers(kernel, [first, second], schema, (width, &mut *hidden), outputs);
+        let has_instances =
+            outputs.split_first().is_some_and(|(none, counts)| counts.iter().any(|count| count > none));
+        if !has_instances {
+            return false;
+        }
+        apply(kernel, &self.gates, labels, width, hidden);
+        starts.clear();
+        for (gates, state) in hidden.chunks_exact_mut(3 * width).zip(labels.chunks_exact(width)) {
+            step(kernel, &self.step, (gates, state), starts);
+        }
+        match &self.mixing {
+            Mixing::Joined([first, second]) => {
+                let rows = joined(starts, labels, [width, width]);
+                two_layers(kernel, [first, second], &rows, (2 * width, hidden), outputs);
+            }
+            Mixing::Attention(transformer) => {
+                starts.iter_mut().zip(labels.iter()).for_each(|(sum, label)| *sum += label);
+                transformer.write(kernel, width, starts, (hidden, outputs));
+            }
+            Mixing::Experts(experts) => experts.write(kernel, width, starts, (hidden, outputs)),
+        }
+        true
+    }
+}
+
+/// Appends the state after a step. `gates` are the state's contributions to reset, update and new state.
+#[inline(always)]
+fn step<K: Kernel>(kernel: K, input: &[f32], (gates, state): (&mut [f32], &[f32]), out: &mut Vec<f32>) {
+    let width = state.len();
+    let (sigmoids, new) = gates.split_at_mut(2 * width);
+    let (of_sigmoids, of_new) = input.split_at(2 * width);
+    sigmoids.iter_mut().zip(of_sigmoids).for_each(|(gate, input)| *gate += input);
+    for lanes in sigmoids.as_chunks_mut::<LANES>().0 {
+        kernel.store(sigmoid(kernel, kernel.load(lanes)), lanes);
+    }
+    let (reset, update) = sigmoids.split_at(width);
+    for ((new, reset), input) in new.iter_mut().zip(reset).zip(of_new) {
+        *new = *new * reset + input;
+    }
+    tanh(kernel, new);
+    let kept = update.iter().zip(state).zip(new.iter());
+    out.extend(kept.map(|((update, state), new)| (1.0 - update) * new + update * state));
+}
+
+impl LabelTransformer {
+    /// Writes a row per row.
+    #[inline(always)]
+    fn write<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        rows: &[f32],
+        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        let inner = self.input.outputs;
+        let mut values = Vec::new();
+        apply(kernel, &self.input, rows, width, &mut values);
+        for layer in &self.layers {
+            layer.apply(kernel, (self.heads, inner), &mut values, (&mut *hidden, &mut *out));
+        }
+        let rows = joined(&values, rows, [inner, width]);
+        let [first, second, third] = &self.output;
+        two_layers(kernel, [first, second], &rows, (inner + width, &mut *hidden), &mut values);
+        values.iter_mut().for_each(positive);
+        apply(kernel, third, &values, second.outputs, out);
+    }
+}
+
+impl LabelTransformerLayer {
+    /// Replaces rows with `width` values each.
+    #[inline(always)]
+    fn apply<K: Kernel>(
+        &self,
+        kernel: K,
+        (heads, width): (usize, usize),
+        rows: &mut [f32],
+        (hidden, outputs): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        apply(kernel, &self.projection, rows, width, hidden);
+        let attended = attend(kernel, (heads, width), hidden);
+        apply(kernel, &self.output, &attended, width, outputs);
+        add_and_normalize(kernel, rows, outputs, &self.norms[0]);
+        let [first, second] = &self.feed_forward;
+        two_layers(kernel, [first, second], rows, (width, hidden), outputs);
+        add_and_normalize(kernel, rows, outputs, &self.norms[1]);
+    }
+}
+
+/// Attention of each row to all rows, which have queries, keys and values, one after the other.
+#[inline(always)]
+fn attend<K: Kernel>(kernel: K, (heads, width): (usize, usize), rows: &[f32]) -> Vec<f32> {
+    let (count, size) = (rows.len() / (3 * width), width / heads);
+    let scale = 1.0 / (size as f32).sqrt();
+    let mut attended = vec![0.0; count * width];
+    let mut scores = vec![0.0; count.next_multiple_of(LANES)];
+    for (row, out) in rows.chunks_exact(3 * width).zip(attended.chunks_exact_mut(width)) {
+        for (head, out) in out.chunks_exact_mut(size).enumerate() {
+            let query = &row[head * size..][..size];
+            for (score, row) in scores.iter_mut().zip(rows.chunks_exact(3 * width)) {
+                let key = &row[width + head * size..][..size];
+                let products = query.iter().zip(key);
+                *score = scale * products.fold(0.0_f32, |sum, (query, key)| query.mul_add(*key, sum));
+            }
+            softmax(kernel, &mut scores, count);
+            for (score, row) in scores.iter().zip(rows.chunks_exact(3 * width)) {
+                let values = &row[2 * width + head * size..][..size];
+                out.iter_mut().zip(values).for_each(|(out, value)| *out = score.mul_add(*value, *out));
+            }
+        }
+    }
+    attended
+}
+
+/// Replaces the first `count` values; there is a multiple of [`LANES`] values.
+#[inline(always)]
+fn softmax<K: Kernel>(kernel: K, values: &mut [f32], count: usize) {
+    let largest = values[..count].iter().copied().fold(f32::MIN, f32::max);
+    values.iter_mut().for_each(|value| *value -= largest);
+    for lanes in values.as_chunks_mut::<LANES>().0 {
+        kernel.store(exp(kernel, kernel.load(lanes)), lanes);
+    }
+    let total: f32 = values[..count].iter().sum();
+    values[..count].iter_mut().for_each(|value| *value /= total);
+}
+
+#[inline(always)]
+fn add_and_normalize<K: Kernel>(kernel: K, rows: &mut [f32], added: &[f32], norm: &Norm) {
+    rows.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+    for row in rows.chunks_exact_mut(norm.gain.len() * LANES) {
+        normalize(kernel, row.as_chunks_mut::<LANES>().0, norm);
+    }
+}
+
+impl Experts {
+    /// Writes a row per row.
+    #[inline(always)]
+    fn write<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        rows: &[f32],
+        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        let (mut logits, mut weights) = (Vec::new(), vec![0.0; self.experts.len().next_multiple_of(LANES)]);
+        two_layers_with_gelu(kernel, &self.router, rows, (width, &mut *hidden), &mut logits);
+        out.clear();
+        out.resize(rows.len(), 0.0);
+        let mut results = Vec::new();
+        let by_expert: Vec<Vec<f32>> = self
+            .experts
+            .iter()
+            .map(|layers| {
+                two_layers_with_gelu(kernel, layers, rows, (width, &mut *hidden), &mut results);
+                std::mem::take(&mut results)
+            })
+            .collect();
+        let logits = logits.chunks_exact(self.router[1].outputs);
+        for ((row, logits), out) in logits.enumerate().zip(out.chunks_exact_mut(width)) {
+            let count = self.experts.len();
+            weights[..count].copy_from_slice(&logits[..count]);
+            softmax(kernel, &mut weights, count);
+            for (weight, rows) in weights.iter().zip(&by_expert) {
+                let values = &rows[row * width..][..width];
+                out.iter_mut().zip(values).for_each(|(out, value)| *out = weight.mul_add(*value, *out));
+            }
+        }
+    }
+}
+
+/// Each row of `left` with the same row of `right` behind it.
+fn joined(left: &[f32], right: &[f32], [left_width, right_width]: [usize; 2]) -> Vec<f32> {
+    let rows = left.chunks_exact(left_width).zip(right.chunks_exact(right_width));
+    rows.flat_map(|(left, right)| left.iter().chain(right).copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::{InstructionSet, KernelFn},
+        program::Dense,
+    };
+
+    const WIDTH: usize = 32;
+    const INNER: usize = 64;
+    const HEADS: usize = 4;
+
+    struct Call<'a>(&'a CountedLabels, &'a [f32], &'a [f32]);
+
+    impl KernelFn for Call<'_> {
+        type Output = Option<Vec<f32>>;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> Option<Vec<f32>> {
+            let (schema, labels) = (self.1.to_vec(), self.2.to_vec());
+            let mut buffers = Spans { schema, labels, ..Spans::default() };
+            self.0.write(kernel, WIDTH, &mut buffers).then_some(buffers.outputs)
+        }
+    }
+
+    /// Numbers from -0.5 to 0.5.
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+    }
+
+    fn layer(inputs: usize, outputs: usize, seed: usize) -> Dense {
+        Dense {
+            outputs,
+            weights: numbers(inputs * outputs, seed).into(),
+            bias: Some(numbers(outputs, seed + 1).into()),
+        }
+    }
+
+    fn norm(seed: usize) -> Norm {
+        let lanes = |seed| numbers(INNER, seed).as_chunks::<LANES>().0.to_vec().into();
+        Norm { centers: true, gain: lanes(seed), bias: lanes(seed + 1), epsilon: 1e-5 }
+    }
+
+    fn transformer() -> Mixing {
+        let layers = (0..2).map(|place| LabelTransformerLayer {
+            projection: layer(INNER, 3 * INNER, 10 + place),
+            output: layer(INNER, INNER, 20 + place),
+            norms: [norm(30 + place), norm(40 + place)],
+            feed_forward: [layer(INNER, 2 * INNER, 50 + place), layer(2 * INNER, INNER, 60 + place)],
+        });
+        Mixing::Attention(Box::new(LabelTransformer {
+            heads: HEADS,
+            input: layer(WIDTH, INNER, 70),
+            layers: layers.collect(),
+            output: [layer(INNER + WIDTH, WIDTH, 71), layer(WIDTH, WIDTH, 72), layer(WIDTH, WIDTH, 73)],
+        }))
+    }
+
+    fn labels(mixing: Mixing) -> CountedLabels {
+        CountedLabels {
+            counts: [layer(WIDTH, 2 * WIDTH, 1), layer(2 * WIDTH, 20, 2)],
+            step: numbers(3 * WIDTH, 3).into(),
+            gates: layer(WIDTH, 3 * WIDTH, 4),
+            mixing,
+        }
+    }
+
+    type Rows = Vec<Vec<f64>>;
+
+    fn applied(layer: &Dense, row: &[f64]) -> Vec<f64> {
+        let output = |column: usize| {
+            let weights = layer.weights[column..].iter().step_by(layer.outputs);
+            let sum: f64 = row.iter().zip(weights).map(|(input, weight)| input * f64::from(*weight)).sum();
+            sum + layer.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]))
+        };
+        (0..layer.outputs).map(output).collect()
+    }
+
+    fn positives(row: Vec<f64>) -> Vec<f64> {
+        row.into_iter().map(|value| value.max(0.0)).collect()
+    }
+
+    fn normalized(norm: &Norm, row: &[f64]) -> Vec<f64> {
+        let count = row.len() as f64;
+        let mean = row.iter().sum::<f64>() / count;
+        let variance = row.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+        let parts = norm.gain.as_flattened().iter().zip(norm.bias.as_flattened());
+        let scaled = row.iter().map(|value| (value - mean) / (variance + f64::from(norm.epsilon)).sqrt());
+        scaled.zip(parts).map(|(value, (gain, bias))| value * f64::from(*gain) + f64::from(*bias)).collect()
+    }
+
+    fn weights(scores: &[f64]) -> Vec<f64> {
+        let powers: Vec<f64> = scores.iter().map(|score| score.exp()).collect();
+        powers.iter().map(|power| power / powers.iter().sum::<f64>()).collect()
+    }
+
+    fn sum(left: &[f64], right: &[f64]) -> Vec<f64> {
+        left.iter().zip(right).map(|(left, right)| left + right).collect()
+    }
+
+    fn attended(layer: &LabelTransformerLayer, rows: &Rows) -> Rows {
+        let all: Rows = rows.iter().map(|row| applied(&layer.projection, row)).collect();
+        let size = INNER / HEADS;
+        let part = |row: &[f64], kind: usize, head: usize| row[kind * INNER + head * size..][..size].to_vec();
+        let dot = |left: &[f64], right: &[f64]| {
+            left.iter().zip(right).map(|(left, right)| left * right).sum::<f64>()
+        };
+        let attend = |row: &Vec<f64>| -> Vec<f64> {
+            let heads = (0..HEADS).flat_map(|head| {
+                let query = part(row, 0, head);
+                let scores: Vec<f64> =
+                    all.iter().map(|row| dot(&query, &part(row, 1, head)) / (size as f64).sqrt()).collect();
+                let values = all.iter().zip(weights(&scores));
+                values.fold(vec![0.0; size], |total, (row, weight)| {
+                    let value: Vec<f64> = part(row, 2, head).iter().map(|value| value * weight).collect();
+                    sum(&total, &value)
+                })
+            });
+            heads.collect()
+        };
+        let rows = rows.iter().zip(&all).map(|(row, projected)| {
+            let row = normalized(&layer.norms[0], &sum(row, &applied(&layer.output, &attend(projected))));
+            let [first, second] = &layer.feed_forward;
+            normalized(&layer.norms[1], &sum(&row, &applied(second, &positives(applied(first, &row)))))
+        });
+        rows.collect()
+    }
+
+    fn mixed(mixing: &Mixing, states: &Rows, labels: &Rows) -> Rows {
+        match mixing {
+            Mixing::Joined([first, second]) => {
+                let rows = states.iter().zip(labels).map(|(state, label)| [&state[..], label].concat());
+                rows.map(|row| applied(second, &positives(applied(first, &row)))).collect()
+            }
+            Mixing::Attention(transformer) => {
+                let sums: Rows = states.iter().zip(labels).map(|(state, label)| sum(state, label)).collect();
+                let rows = sums.iter().map(|row| applied(&transformer.input, row)).collect();
+                let rows = transformer.layers.iter().fold(rows, |rows, layer| attended(layer, &rows));
+                let [first, second, third] = &transformer.output;
+                let output = |(row, sum): (&Vec<f64>, &Vec<f64>)| {
+                    let row = positives(applied(first, &[&row[..], sum].concat()));
+                    applied(third, &positives(applied(second, &row)))
+                };
+                rows.iter().zip(&sums).map(output).collect()
+            }
+            // GELU is compared by GLiClass's head.
+            Mixing::Experts(_) => unreachable!("experts have no plain form here"),
+        }
+    }
+
+    #[test]
+    fn rows_are_those_of_plain_loops() {
+        let joined = Mixing::Joined([layer(2 * WIDTH, 4 * WIDTH, 80), layer(4 * WIDTH, WIDTH, 81)]);
+        for labels in [labels(joined), labels(transformer())] {
+            for count in [1, 3, 21] {
+                let (schema, rows) = (numbers(WIDTH, 90), numbers(count * WIDTH, 91));
+                let found = InstructionSet::available()
+                    .map(|instructions| instructions.call(Call(&labels, &schema, &rows)));
+                let found: Vec<Vec<f32>> = found.map(Option::unwrap).collect();
+                let rows: Rows = rows
+                    .chunks_exact(WIDTH)
+                    .map(|row| row.iter().copied().map(f64::from).collect())
+                    .collect();
+                let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+                let step = |row: &Vec<f64>| -> Vec<f64> {
+                    let gates = applied(&labels.gates, row);
+                    let input = |at: usize| f64::from(labels.step[at]);
+                    let value = |at: usize| {
+                        let reset = sigmoid(gates[at] + input(at));
+                        let update = sigmoid(gates[WIDTH + at] + input(WIDTH + at));
+                        let new = (reset * gates[2 * WIDTH + at] + input(2 * WIDTH + at)).tanh();
+                        (1.0 - update) * new + update * row[at]
+                    };
+                    (0..WIDTH).map(value).collect()
+                };
+                let states: Rows = rows.iter().map(step).collect();
+                let expected = mixed(&labels.mixing, &states, &rows).concat();
+                for found in &found {
+                    assert_eq!(found.len(), expected.len());
+                    let differences =
+                        found.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
+                    assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{count} labels");
+                }
+                assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{count} labels");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_without_instances_has_no_rows() {
+        let mut none = labels(transformer());
+        let mut bias = vec![0.0; 20];
+        bias[0] = 100.0;
+        none.counts[1].bias = Some(bias.into());
+        let schema = numbers(WIDTH, 90);
+        for instructions in InstructionSet::available() {
+            assert_eq!(instructions.call(Call(&none, &schema, &schema)), None);
+        }
+    }
+}

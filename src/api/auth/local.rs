@@ -1,0 +1,122 @@
+//! Requests that a web page may have sent to a server on a loopback address.
+//!
+//! Browsers let every page send simple requests to other sites, such as uploads, and a name that an attacker resolves to
+//! 127.0.0.1 makes the server's responses readable to the attacker's page (DNS rebinding). Programs on this machine use an
+//! address or a local name, and send no `origin`.
+
+use std::net::IpAddr;
+
+use axum::http::{
+    HeaderMap, HeaderName,
+    header::{HOST, ORIGIN},
+    request::Parts,
+    uri::Authority,
+};
+
+const OTHER_HOST: &str = "expected an address or `localhost` as the host, but found another name: a server without keys answers \
+     this machine only; configure keys, or `auth.mode = \"none\"` to answer under any name";
+const OTHER_ORIGIN: &str = "expected no `origin`, or one of this machine, but found another: a server without keys does not answer \
+     other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages";
+
+/// Refuses a request under a name that other machines may have, or from a page of another site.
+pub(super) fn check(request: &Parts) -> Result<(), &'static str> {
+    let authority = request.uri.authority().map(Authority::as_str);
+    let host = match authority {
+        Some(authority) => Some(authority),
+        None => text(&request.headers, &HOST)?,
+    };
+    // Only names can be resolved to another address later, so every address is one that the client connected to.
+    let is_known = |name: String| is_this_machine(&name) || name.parse::<IpAddr>().is_ok();
+    if host.is_some_and(|host| !host.is_empty() && !name(host).is_some_and(is_known)) {
+        return Err(OTHER_HOST);
+    }
+    let is_other_page = |origin: &str| {
+        let origin = origin.to_ascii_lowercase();
+        match origin.split_once("://") {
+            Some(("http" | "https", site)) => {
+                let is_own = host.is_some_and(|host| host.eq_ignore_ascii_case(site));
+                !is_own && !name(site).is_some_and(|name| is_this_machine(&name))
+            }
+            // A sandboxed page's origin is `null`; those of extensions have their own schemes.
+            found => found.is_none(),
+        }
+    };
+    match text(&request.headers, &ORIGIN)? {
+        Some(origin) if is_other_page(origin) => Err(OTHER_ORIGIN),
+        _ => Ok(()),
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, &'static str> {
+    let value = headers.get(name).map(|value| value.to_str());
+    value.transpose().map_err(|_| OTHER_HOST)
+}
+
+/// The name or address in `host`, without a port and brackets.
+fn name(host: &str) -> Option<String> {
+    let authority: Authority = host.parse().ok()?;
+    let name = authority.host().trim_end_matches('.').trim_start_matches('[').trim_end_matches(']');
+    Some(name.to_ascii_lowercase())
+}
+
+/// Whether a name or an address can only be this machine's: no public domain ends so.
+fn is_this_machine(name: &str) -> bool {
+    let is_loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_loopback || name == "localhost" || [".localhost", ".internal"].iter().any(|end| name.ends_with(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    #[test]
+    fn only_programs_and_pages_of_this_machine_are_answered() {
+        let found = |uri: &str, headers: &[(&str, &str)]| {
+            let request = headers
+                .iter()
+                .fold(Request::post(uri), |request, (name, value)| request.header(*name, *value));
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            check(&parts)
+        };
+        for host in [
+            "127.0.0.1:8080",
+            "localhost",
+            "LOCALHOST:80",
+            "[::1]:8080",
+            "10.0.0.1",
+            "kivu.localhost",
+            "host.docker.internal:80",
+        ] {
+            assert_eq!(found("/v1/files", &[("host", host)]), Ok(()), "{host}");
+            let origin = format!("http://{host}");
+            assert_eq!(found("/v1/files", &[("host", host), ("origin", &origin)]), Ok(()), "{host}");
+        }
+        assert_eq!(found("/v1/files", &[]), Ok(()), "HTTP/1.0");
+        assert_eq!(found("http://127.0.0.1:8080/v1/files", &[]), Ok(()), "HTTP/2");
+        let extension = [("host", "localhost"), ("origin", "chrome-extension://abc")];
+        assert_eq!(found("/v1/files", &extension), Ok(()));
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "evil.example@localhost x",
+        ] {
+            assert_eq!(found("/v1/files", &[("host", host)]), Err(OTHER_HOST), "{host}");
+        }
+        assert_eq!(found("http://evil.example/v1/files", &[("host", "localhost")]), Err(OTHER_HOST));
+        for origin in [
+            "https://evil.example",
+            "null",
+            "http://10.0.0.1",
+            "http://localhost.evil.example",
+            "HTTPS://EVIL.EXAMPLE",
+            "",
+        ] {
+            let headers = [("host", "127.0.0.1:8080"), ("origin", origin)];
+            assert_eq!(found("/v1/files", &headers), Err(OTHER_ORIGIN), "{origin}");
+        }
+    }
+}

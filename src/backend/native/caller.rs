@@ -1,0 +1,50 @@
+//! Runs a model on the callers' thread, in WebAssembly.
+
+use std::{
+    num::NonZeroUsize,
+    sync::{Mutex, PoisonError},
+};
+
+use kivu_engine::run::{Scratch, Text, Values};
+
+use super::model::{NativeModel, TextOutputs};
+use crate::{backend::Deadline, error::Result};
+
+/// A fraction of the tokens for which calls are combined: one thread reads the weights once per call.
+pub(super) const MIN_SHARED_TOKENS: usize = 48;
+
+/// Outputs per text.
+pub(super) type Outputs = Vec<TextOutputs>;
+
+/// A model, with the buffers from its last run.
+#[derive(Debug)]
+pub(super) struct Workers {
+    model: NativeModel,
+    buffers: Mutex<(Values, Scratch)>,
+}
+
+impl Workers {
+    pub(super) fn start(model: NativeModel, _: NonZeroUsize) -> Result<Self> {
+        Ok(Self { model, buffers: Mutex::default() })
+    }
+
+    pub(super) fn model(&self) -> &NativeModel {
+        &self.model
+    }
+
+    /// Runs the model on texts.
+    pub(super) async fn run(&self, texts: Vec<Text>, _: Deadline) -> Result<Outputs> {
+        let program = &self.model.program;
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (values, scratch) = &mut *buffers;
+        let run = program.pack(texts.iter(), NonZeroUsize::MIN, std::mem::take(values));
+        for stage in &program.stages {
+            for task in 0..run.tasks(stage) {
+                run.execute(program, self.model.instructions, stage, task, scratch);
+            }
+        }
+        let outputs = (0..texts.len()).map(|text| run.outputs(program, text)).collect();
+        *values = run.into_values();
+        Ok(outputs)
+    }
+}

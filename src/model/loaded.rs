@@ -1,0 +1,241 @@
+//! What is loaded from a bundle, and its parts that need neither ONNX Runtime nor threads.
+
+use std::sync::Arc;
+
+use crate::{
+    backend::{
+        Backend, Engine, MappedFiles, Signature,
+        native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
+        require_known_files,
+        routing::Route,
+        seq2seq::Seq2SeqBackend,
+    },
+    config::{Config, EngineChoice, FleetConfig, ModelConfig, Policy},
+    error::{Error, Result},
+    pipeline::{
+        label_vectors::LabelEncoderSettings,
+        seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
+        sparse::QueryWeights,
+        vectors::Ranges,
+    },
+    repository::{
+        Bundle, Manifest, WeightForm,
+        bundle::{Home, RANGES},
+        manifest::File,
+    },
+    telemetry::time_start,
+    tokenizer::Tokenizer,
+};
+
+/// A served model that is not loaded.
+#[derive(Clone, Debug)]
+pub(super) struct Listed {
+    /// The name in requests.
+    pub(super) name: String,
+    /// The bundle's manifest, with aliases from the configuration.
+    pub(super) manifest: Manifest,
+    pub(super) bundle: Bundle,
+    pub(super) config: ModelConfig,
+}
+
+/// Where a model runs. Models with equal placements share what is loaded.
+#[derive(Debug, PartialEq)]
+pub(super) struct Placement {
+    pub(super) files: Vec<File>,
+    pub(super) policy: Policy,
+    pub(super) fleet: FleetConfig,
+    /// Model name on the fleet.
+    pub(super) remote_name: String,
+}
+
+impl Placement {
+    /// In this process.
+    pub(super) fn local(manifest: &Manifest) -> Self {
+        let (files, fleet) = (manifest.files.clone(), FleetConfig::default());
+        Self { files, policy: Policy::Local, fleet, remote_name: String::new() }
+    }
+}
+
+/// A loaded bundle, to be shared.
+#[derive(Clone, Debug)]
+pub(super) struct Loaded {
+    pub(super) tokenizers: Tokenizers,
+    pub(super) route: LoadedRoute,
+    /// The local model that reads labels, if the bundle has one.
+    pub(super) label_encoder: Option<Arc<dyn Backend>>,
+    pub(super) arithmetic: Option<String>,
+    pub(super) files: Arc<MappedFiles>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum LoadedRoute {
+    Encoder(Route),
+    Seq2Seq(Route<Arc<dyn Seq2SeqBackend>>),
+}
+
+impl LoadedRoute {
+    /// The local encoder, if there is one.
+    pub(super) fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
+        match self {
+            Self::Encoder(route) => route.local(),
+            Self::Seq2Seq(_) => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Tokenizers {
+    pub(super) source: Arc<Tokenizer>,
+    /// Equals `source`, unless the bundle has a target tokenizer.
+    pub(super) target: Arc<Tokenizer>,
+    pub(super) shortlist: Option<Arc<Shortlist>>,
+    /// Ranges for int8 vectors.
+    pub(super) ranges: Option<Arc<Ranges>>,
+    /// Query weights for sparse vectors.
+    pub(super) query_weights: Option<Arc<QueryWeights>>,
+    /// For labels, if another model reads them.
+    pub(super) labels: Option<Arc<Tokenizer>>,
+}
+
+/// A bundle's graphs, opened in an engine.
+pub(super) enum Local {
+    /// With the encoder for labels, if there is one.
+    Encoder(Arc<dyn Backend>, Option<Arc<dyn Backend>>),
+    Seq2Seq(Arc<dyn Seq2SeqBackend>),
+}
+
+/// Reads a bundle's tokenizers, and its other files that tasks need.
+pub(super) fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
+    let source = Arc::new(time_start("tokenizer", || bundle.tokenizer())?);
+    let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
+        Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
+        None => Arc::clone(&source),
+    };
+    let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
+    let shortlist =
+        shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
+    let dense = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.dense.as_ref());
+    let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
+    let ranges = dense.map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
+    let sparse = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.sparse.as_ref());
+    let query_weights = sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
+    let query_weights = query_weights.map(|(queries, dimensions)| {
+        QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
+    });
+    let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
+    let labels = label_encoder(bundle.manifest());
+    let labels = labels
+        .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
+        .transpose()?;
+    Ok(Tokenizers { source, target, shortlist, ranges, query_weights, labels })
+}
+
+/// Settings for the model that reads labels, if there is one.
+pub(super) fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
+    manifest.zero_shot_entities.as_ref()?.label_encoder.as_ref()
+}
+
+/// Engine for a local model.
+pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
+    match config.engine {
+        EngineChoice::Auto => manifest.engine,
+        EngineChoice::Native => Engine::Native,
+        EngineChoice::Onnx => Engine::Onnx,
+    }
+}
+
+/// Opens an encoder graph in the native engine, which needs no library.
+pub(super) fn open_natively(
+    bundle: &Bundle,
+    config: &Config,
+    mapped: Option<&Arc<MappedFiles>>,
+) -> Result<(Local, String)> {
+    let manifest = bundle.manifest();
+    if manifest.seq2seq.is_some() {
+        return Err(Error::config(format!(
+            "expected an encoder for the native engine, but found that `{}` generates texts; use `engine = \"auto\"`",
+            manifest.name
+        )));
+    }
+    let graph = bundle.read(&manifest.graph)?;
+    require_known_files(&graph, |name| manifest.file(name).is_some())?;
+    let labels = label_encoder(manifest).map(|settings| bundle.read(&settings.graph)).transpose()?;
+    let mut names = WeightFiles::names(&graph)?;
+    if let Some(labels) = &labels {
+        require_known_files(labels, |name| manifest.file(name).is_some())?;
+        names.extend(WeightFiles::names(labels)?);
+    }
+    let size = |name: &String| {
+        let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());
+        size.ok_or_else(|| Error::model(format!("expected `{name}` in the manifest of `{}`", manifest.name)))
+    };
+    let files = match (mapped, bundle.home()) {
+        (Some(mapped), _) => {
+            names.iter().try_for_each(|name| size(name).map(drop))?;
+            let paths = names.into_iter().map(|name| (name.clone(), bundle.path(&name)));
+            WeightFiles::map(paths, Arc::clone(mapped))?
+        }
+        (None, Home::Memory(_)) => {
+            let shared = names.into_iter().map(|name| Ok((name.clone(), bundle.bytes(&name)?)));
+            WeightFiles::in_memory(shared.collect::<Result<_>>()?)
+        }
+        (None, Home::Folder(_) | Home::S3(..)) => {
+            let mut files = WeightFiles::default();
+            for name in &names {
+                let mut buffer = Buffer::new(size(name)?);
+                time_start("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
+                files.insert(name, buffer)?;
+            }
+            files
+        }
+    };
+    let arithmetic = WeightForm::of(manifest).arithmetic(Engine::Native, || Ok::<_, Error>(false))?;
+    if TableModel::is_in(&graph)? {
+        let model = time_start("session", || TableModel::open(&graph, files))?;
+        check_signature(manifest, &manifest.signature, model.signature())?;
+        let backend = TableBackend::new(model, config.threads());
+        return Ok((Local::Encoder(Arc::new(backend), None), arithmetic));
+    }
+    let open = |graph: &[u8]| time_start("session", || NativeModel::open(graph, files.clone()));
+    let model = open(&graph)?;
+    check_signature(manifest, &manifest.signature, model.signature())?;
+    let start = |model| NativeBackend::start(model, config.threads());
+    let backend = Arc::new(start(model)?);
+    let labels: Option<Arc<dyn Backend>> = match labels {
+        Some(labels) => Some(Arc::new(start(open(&labels)?)?)),
+        None => None,
+    };
+    Ok((Local::Encoder(backend, labels), arithmetic))
+}
+
+pub(super) fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected `{}` to be {expected}, as its manifest says, but its graph is {found}",
+        manifest.name
+    )))
+}
+
+/// Loads a bundle for the native engine, on this thread.
+pub(super) fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+    let manifest = bundle.manifest();
+    if engine(config, manifest) != Engine::Native {
+        return Err(Error::config(format!(
+            "expected a bundle for the native engine, but found that `{}` is for ONNX Runtime; build it with \
+             `--engine native`",
+            manifest.name
+        )));
+    }
+    let tokenizers = read_tokenizers(bundle, None)?;
+    let (local, arithmetic) = open_natively(bundle, config, None)?;
+    let (route, label_encoder) = match local {
+        Local::Encoder(backend, labels) => {
+            let route = Route::encoder(Some(backend), None, manifest.signature.clone());
+            (LoadedRoute::Encoder(route.with_engine(Engine::Native)), labels)
+        }
+        Local::Seq2Seq(backend) => (LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), None)), None),
+    };
+    Ok(Loaded { tokenizers, route, label_encoder, arithmetic: Some(arithmetic), files: Arc::default() })
+}

@@ -1,0 +1,64 @@
+//! A schema in front of a text, as the package `gliner2` writes it: a name, and labels behind it.
+
+use crate::{
+    error::{Error, Result},
+    tokenizer::{self, Tokenizer, WordForm, WordPrompt},
+};
+
+/// The schema of entities.
+pub(super) const ENTITIES: &str = "entities";
+/// The schema of a classification whose request has no name for it.
+pub(super) const CLASSIFICATION: &str = "classification";
+
+/// A schema.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schema<'a> {
+    /// The token in front of the name.
+    pub(super) token: &'a str,
+    pub(super) name: &'a str,
+    /// The token before each label.
+    pub(super) label_token: &'a str,
+    pub(super) labels: &'a [String],
+    /// The token between the schema and the text.
+    pub(super) separator: &'a str,
+}
+
+impl Schema<'_> {
+    /// The schema's tokens, for texts with at most `max_tokens` tokens, which include them.
+    pub(super) fn prompt(&self, tokenizer: &Tokenizer, max_tokens: usize) -> Result<WordPrompt> {
+        let Self { token, name, label_token, labels, separator } = *self;
+        let size = labels.iter().map(String::len).sum::<usize>() + name.len();
+        if size > tokenizer::reach(max_tokens) {
+            return Err(Error::too_large(format!(
+                "the labels have {size} bytes, but the model takes at most {max_tokens} tokens; send fewer or shorter \
+                 labels"
+            )));
+        }
+        // The model finds the name and the labels by the tokens in front of them.
+        let reserved: Vec<u32> =
+            [token, label_token, separator].iter().filter_map(|token| tokenizer.id(token)).collect();
+        let checked = |text: &str, what: &str| {
+            let ids = tokenizer.ids(text)?;
+            match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
+                false => Ok(ids),
+                true => Err(Error::invalid(format!(
+                    "expected tokens other than `{token}`, `{label_token}` and `{separator}` in {what}, but found {} in `{}`",
+                    if ids.is_empty() { "none" } else { "one of them" },
+                    text.escape_default()
+                ))),
+            }
+        };
+        let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
+        let (opening, closing) = (opening?, closing?);
+        let mut ids = opening.clone();
+        ids.extend(tokenizer.ids(token)?.iter().chain(&checked(name, "the name of the labels")?));
+        ids.extend(&opening);
+        let marker = tokenizer.ids(label_token)?;
+        for label in labels {
+            ids.extend(marker.iter().chain(&checked(label, "each label")?));
+        }
+        ids.extend(closing.iter().chain(&closing));
+        ids.extend(tokenizer.ids(separator)?);
+        Ok(WordPrompt { ids, max_words: max_tokens, form: WordForm::Gliner2 })
+    }
+}

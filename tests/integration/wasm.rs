@@ -1,0 +1,104 @@
+//! Bundles in memory, and the npm package for WebAssembly, in Node.js, Chromium and workerd. `make wasm-test` makes it.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use kivu::{
+    Deadline, Model,
+    pipeline::Task,
+    repository::{
+        bundle::{MANIFEST, loaded_files},
+        manifest::Precision,
+    },
+    task::embedding::EmbeddingParameters,
+};
+
+use crate::{
+    live::{root, succeed},
+    models::{build_request, fixtures, request_without_floor, runtime, serve},
+    python::bundles,
+    serving::{Server, kivu},
+};
+
+#[tokio::test]
+async fn bundles_in_memory_have_the_bits_of_folders() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, precision| {
+        let (source, out) =
+            (fixtures().join("models").join(name), folder.path().join(format!("{name}-{precision}")));
+        let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), Some(precision));
+        let bundle = build_request(&request, runtime).unwrap();
+        let read = |name: &str| fs::read(out.join(name)).unwrap();
+        let files = loaded_files(bundle.manifest()).map(|file| (file.name.clone(), read(&file.name).into()));
+        (
+            out.clone(),
+            fs::read_to_string(out.join(MANIFEST)).unwrap(),
+            files.collect::<BTreeMap<_, bytes::Bytes>>(),
+        )
+    };
+    for name in ["tiny-static", "tiny-bert"] {
+        let (out, manifest, files) = build(name, Precision::Int8);
+        let vectors = async |model: Model| {
+            let embedder = model.embedder(&EmbeddingParameters::default()).unwrap();
+            let texts = ["a cat", "the ferry leaves at seven"].map(Into::into).into();
+            embedder.run(texts, Deadline::none()).await.unwrap().vectors
+        };
+        let opened = Model::from_memory(&manifest, files.clone()).unwrap();
+        assert_eq!(vectors(opened).await, vectors(serve(&out).unwrap()).await, "{name}");
+        for (file, contents) in &files {
+            let refused = |files| Model::from_memory(&manifest, files).unwrap_err().to_string();
+            let mut cut = files.clone();
+            cut.insert(file.clone(), contents.slice(1..));
+            assert!(refused(cut).contains("the bundle is damaged"), "{file}");
+            let mut missing = files.clone();
+            missing.remove(file);
+            assert!(refused(missing).starts_with(&format!("expected `{file}` among the files of ")));
+        }
+    }
+    let (_, manifest, files) = build("tiny-bert", Precision::Fp32);
+    let refused = Model::from_memory(&manifest, files).unwrap_err().to_string();
+    insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
+}
+
+/// A command that runs a test program in Node.js, unless a variable that it needs is not set.
+fn program(name: &str, variables: &[&str]) -> Option<Command> {
+    for variable in ["TEST_WASM"].iter().chain(variables) {
+        if env::var_os(variable).is_none() {
+            crate::skips::unsupported(format_args!("{variable}; `make wasm-test` sets it"));
+            return None;
+        }
+    }
+    let mut tests = Command::new("node");
+    tests.arg("--expose-gc").arg(root().join("tests/wasm").join(name));
+    Some(tests)
+}
+
+/// Runs a test program next to a server with the same bundles.
+fn run(mut tests: Command, bundles: &Path) {
+    let server = Server::wait(kivu(bundles).stderr(Stdio::null()).spawn().unwrap());
+    tests.env("TEST_URL", format!("http://{}", server.address)).env("TEST_BUNDLES", bundles);
+    succeed(&mut tests);
+}
+
+#[test]
+fn the_package_returns_what_the_server_returns() {
+    let Some(tests) = program("package.test.mjs", &[]) else { return };
+    run(tests, bundles().path());
+}
+
+#[test]
+fn models_run_in_a_browser() {
+    let Some(tests) = program("browser.test.mjs", &["TEST_CHROMIUM"]) else { return };
+    run(tests, bundles().path());
+}
+
+#[test]
+fn the_worker_answers_with_little_memory() {
+    let Some(tests) = program("workerd.test.mjs", &["TEST_WORKERD"]) else { return };
+    run(tests, bundles().path());
+}

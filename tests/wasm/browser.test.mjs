@@ -1,0 +1,136 @@
+// Uses the npm package `kivuml-wasm` in Chromium: in a page, in a worker, and again without the server's files.
+//
+//     TEST_BUNDLES=FOLDER TEST_WASM=target/wasm TEST_CHROMIUM=PROGRAM node tests/wasm/browser.test.mjs
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createServer } from "node:http";
+import { tmpdir } from "node:os";
+import path from "node:path";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const { TEST_BUNDLES: BUNDLES, TEST_CHROMIUM: CHROMIUM, TEST_WASM } = process.env;
+const ROOT = fileURLToPath(new URL("../..", import.meta.url));
+const PACKAGE = path.resolve(ROOT, TEST_WASM);
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".wasm": "application/wasm" };
+const TEXTS = ["The ferry leaves at seven.", "猫 🐈", "A cat sat on the mat."];
+
+const PAGE = `<!doctype html><script type="module">
+import { load } from "/package/index.js";
+const report = (found) => fetch("/report", { method: "POST", body: JSON.stringify(found) });
+try {
+  const texts = ${JSON.stringify(TEXTS)};
+  const vectors = async (bundle) => {
+    const model = await load(bundle);
+    const found = await model.encode(texts);
+    model.close();
+    return found.map((vector) => Array.from(vector));
+  };
+  const minilm = await vectors("/bundles/minilm");
+  const table = await vectors(new URL("/bundles/vectors-static/", location.href));
+  await fetch("/offline", { method: "POST" });
+  const offline = await vectors("/bundles/minilm");
+  const cache = await caches.open("kivuml");
+  for (const request of await cache.keys()) {
+    if (request.url.includes("weights.bin?")) await cache.put(request, new Response("damaged"));
+  }
+  await fetch("/online", { method: "POST" });
+  const repaired = await vectors("/bundles/minilm");
+  const worker = new Worker("/worker.js", { type: "module" });
+  worker.postMessage(texts);
+  const inWorker = await new Promise((resolve, reject) => {
+    worker.onmessage = ({ data }) => resolve(data);
+    worker.onerror = reject;
+  });
+  const missing = await load("/bundles/nothing").then(() => "", ({ name, message }) => name + ": " + message);
+  await report({ minilm, table, offline, repaired, inWorker, missing });
+} catch (error) {
+  await report({ error: String(error?.stack ?? error) });
+}
+</script>`;
+
+const WORKER = `import { load } from "/package/index.js";
+onmessage = async ({ data }) => {
+  const model = await load("/bundles/minilm");
+  postMessage((await model.encode(data)).map((vector) => Array.from(vector)));
+};`;
+
+/** Serves the page, and resolves to its report. */
+async function serve(run) {
+  let isOffline = false;
+  const requests = [];
+  const { promise, resolve } = deferred();
+  const server = createServer(async (request, response) => {
+    const { pathname } = new URL(request.url, "http://localhost");
+    const answer = (status, type, body) => response.writeHead(status, { "content-type": type }).end(body);
+    if (request.method === "POST") {
+      if (pathname === "/report") resolve(JSON.parse(Buffer.concat(await all(request)).toString()));
+      else isOffline = pathname === "/offline";
+      return answer(204, "text/plain", "");
+    }
+    if (pathname === "/") return answer(200, "text/html; charset=utf-8", PAGE);
+    if (pathname === "/worker.js") return answer(200, "text/javascript; charset=utf-8", WORKER);
+    const [, root, ...rest] = pathname.split("/");
+    const file = path.join({ package: PACKAGE, bundles: BUNDLES }[root] ?? "/nothing", ...rest);
+    if (root === "bundles") {
+      requests.push(rest.join("/"));
+      if (isOffline) return request.socket.destroy();
+    }
+    if (!existsSync(file)) return answer(404, "text/plain", "");
+    answer(200, TYPES[path.extname(file)] ?? "application/octet-stream", readFileSync(file));
+  });
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  try {
+    return await run(`http://127.0.0.1:${server.address().port}/`, promise, requests);
+  } finally {
+    server.closeAllConnections();
+    server.close();
+  }
+}
+
+function deferred() {
+  const made = {};
+  made.promise = new Promise((resolve) => (made.resolve = resolve));
+  return made;
+}
+
+async function all(stream) {
+  const parts = [];
+  for await (const part of stream) parts.push(part);
+  return parts;
+}
+
+test("models run in Chromium, and without a connection after the first load", { timeout: 120_000 }, async () => {
+  const profile = mkdtempSync(path.join(tmpdir(), "kivuml-chromium-"));
+  try {
+    const found = await serve(async (url, report, requests) => {
+      const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", `--user-data-dir=${profile}`];
+      const browser = spawn(CHROMIUM, [...flags, url], { stdio: "ignore" });
+      const ended = once(browser, "exit").then(([code]) => ({ error: `Chromium ended with ${code}` }));
+      try {
+        return { ...(await Promise.race([report, ended])), requests: [...requests] };
+      } finally {
+        browser.kill("SIGKILL");
+      }
+    });
+    assert.equal(found.error, undefined);
+    const { load } = await import(pathToFileURL(path.join(PACKAGE, "index.js")).href);
+    for (const [name, bundle] of [["minilm", "minilm"], ["table", "vectors-static"]]) {
+      const expected = await (await load(path.join(BUNDLES, bundle))).encode(TEXTS);
+      assert.deepEqual(found[name], expected.map((vector) => Array.from(vector)), `${name} as in Node.js`);
+    }
+    assert.deepEqual(found.offline, found.minilm);
+    assert.deepEqual(found.repaired, found.minilm);
+    assert.deepEqual(found.inWorker, found.minilm);
+    assert.match(found.missing, /^UnknownModelError: expected a bundle's file at `http:.*\/bundles\/nothing\/manifest\.toml`, but found the status 404$/);
+    const count = (file) => found.requests.filter((name) => name === file).length;
+    // Once for the first load, and once for the damaged copy.
+    assert.equal(count("minilm/weights.bin"), 2);
+    assert.equal(count("minilm/tokenizer.json"), 0, "the compiled form is enough");
+  } finally {
+    rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+  }
+});

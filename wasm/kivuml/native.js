@@ -1,0 +1,246 @@
+// The WebAssembly module, with the functions of the native module for Node.js.
+//
+// All models share an instance. One that panicked, or had no memory, cannot be used again: its models reject calls, and the
+// next model gets another instance.
+
+import start, { __wbg_reset_state as restart, Files, Model as Opened, memoryBytes, requiredFiles, useInstructions } from "./kivuml_wasm.js";
+
+/** Texts per call, between which other events are handled. */
+export const batch = 16;
+/** The longest time without other events, in milliseconds, apart from a single call. */
+const MAX_BUSY = 50;
+const NO_MEMORY = "expected more memory";
+
+/** @typedef {import("./index.js").ModuleSource} ModuleSource */
+
+/** @type {ModuleSource | undefined} */
+let source;
+/** @type {string | undefined} */
+let instructions;
+/** The instance, once it is asked for. @type {Promise<{ ended?: string }> | undefined} */
+let instance;
+/** The values in the instance. @type {Set<{ __destroy_into_raw(): number }>} */
+const owned = new Set();
+let lastTurn = 0;
+
+/** Calls end between batches, where the signal is checked. */
+export class Cancellation {
+  cancel() {}
+}
+
+/**
+ * Names the module, if it is not next to this file, and the engine's instructions, which tests choose.
+ *
+ * @param {ModuleSource} module
+ * @param {string} [chosen]
+ */
+export function use(module, chosen) {
+  source = module;
+  instructions = chosen;
+}
+
+/** The size of the instance's memory, in bytes. */
+export function memory() {
+  return memoryBytes();
+}
+
+/**
+ * Opens a bundle.
+ *
+ * @param {string} manifest Its text.
+ * @param {(name: string, hash: string) => Promise<Uint8Array>} read Reads a file with a BLAKE3 hash.
+ * @param {ModuleSource} [module]
+ */
+export async function open(manifest, read, module) {
+  const running = await started(module);
+  const required = call(running, () => requiredFiles(manifest));
+  const files = call(running, () => new Files());
+  owned.add(files);
+  try {
+    for (let index = 0; index < required.length; index += 2) {
+      const contents = await read(required[index], required[index + 1]);
+      call(running, () => files.add(required[index], contents));
+    }
+  } catch (error) {
+    if (owned.delete(files)) files.free();
+    throw error;
+  }
+  owned.delete(files);
+  return new Model(running, call(running, () => Opened.open(manifest, files)));
+}
+
+/** A model in an instance. */
+export class Model {
+  #running;
+  /** @type {Opened | undefined} */
+  #opened;
+  #description;
+  #calls = 0;
+  #isClosed = false;
+
+  /** @param {{ ended?: string }} running @param {Opened} opened */
+  constructor(running, opened) {
+    this.#running = running;
+    this.#opened = opened;
+    owned.add(opened);
+    this.#description = call(running, () => opened.description());
+  }
+
+  description() {
+    return this.#description;
+  }
+
+  /** @param {unknown[]} call */
+  encode(...call) {
+    return this.#run("encode", call);
+  }
+
+  /** @param {unknown[]} call */
+  async multiVectors(...call) {
+    const found = await this.#run("multiVectors", call);
+    const { values, counts, width } = found;
+    found.free();
+    return { values, counts: Array.from(counts), width };
+  }
+
+  /** @param {unknown[]} call */
+  sparse(...call) {
+    return this.#run("sparse", call);
+  }
+
+  /** @param {unknown[]} call */
+  classify(...call) {
+    return this.#run("classify", call);
+  }
+
+  /** @param {unknown[]} call */
+  zeroShot(...call) {
+    return this.#run("zeroShot", call);
+  }
+
+  /** @param {unknown[]} call */
+  entities(...call) {
+    return this.#run("entities", call);
+  }
+
+  /** @param {unknown[]} call */
+  rank(...call) {
+    return this.#run("rank", call);
+  }
+
+  /** @param {unknown[]} call */
+  translate(...call) {
+    return this.#run("translate", call);
+  }
+
+  /** @param {unknown[]} call */
+  generate(...call) {
+    return this.#run("generate", call);
+  }
+
+  /** @param {unknown[]} call */
+  tokenize(...call) {
+    return this.#run("tokenize", call);
+  }
+
+  close() {
+    this.#isClosed = true;
+    if (this.#calls > 0 || !this.#opened) return;
+    if (owned.delete(this.#opened)) this.#opened.free();
+    this.#opened = undefined;
+  }
+
+  /**
+   * @param {string} method
+   * @param {unknown[]} values
+   * @returns {Promise<any>}
+   */
+  async #run(method, values) {
+    if (this.#isClosed) {
+      const { name } = JSON.parse(this.#description);
+      throw coded("ClosedError", `expected an open model, but \`${name}\` is closed; load it again`);
+    }
+    this.#calls += 1;
+    try {
+      if (performance.now() - lastTurn > MAX_BUSY) await turn();
+      return call(this.#running, () => /** @type {any} */ (this.#opened)[method](...values.slice(0, 3)));
+    } finally {
+      this.#calls -= 1;
+      if (this.#isClosed) this.close();
+    }
+  }
+}
+
+/**
+ * The instance, which is made for the first model.
+ *
+ * @param {ModuleSource} [module]
+ */
+function started(module) {
+  instance ??= instantiate(module ?? source).catch((error) => {
+    instance = undefined;
+    throw error;
+  });
+  return instance;
+}
+
+/** @param {ModuleSource} [module] */
+async function instantiate(module) {
+  await start({ module_or_path: await loadable(module ?? new URL("kivuml.wasm", import.meta.url)) });
+  return begun();
+}
+
+function begun() {
+  const running = {};
+  if (instructions !== undefined) call(running, () => useInstructions(/** @type {string} */ (instructions)));
+  return running;
+}
+
+/** @param {ModuleSource} module */
+async function loadable(module) {
+  const url = typeof module === "string" ? new URL(module, globalThis.location?.href) : module;
+  if (!(url instanceof URL) || url.protocol !== "file:") return url;
+  const { readFile } = await import(/* webpackIgnore: true */ /* @vite-ignore */ "node:fs/promises");
+  return readFile(url);
+}
+
+/**
+ * Calls the instance. An error without a class of errors is its end.
+ *
+ * @template T
+ * @param {{ ended?: string }} running
+ * @param {() => T} work
+ * @returns {T}
+ */
+function call(running, work) {
+  if (running.ended !== undefined) {
+    throw coded("InferenceError", `expected a running instance, but it has ended; load the model again: ${running.ended}`);
+  }
+  try {
+    return work();
+  } catch (/** @type {any} */ error) {
+    if (typeof error?.code === "string") throw error;
+    running.ended = String(error?.message ?? error);
+    // They must not be freed in another instance.
+    owned.forEach((value) => value.__destroy_into_raw());
+    owned.clear();
+    restart();
+    instance = Promise.resolve(begun());
+    if (running.ended.startsWith(NO_MEMORY)) throw coded("TooLargeError", running.ended);
+    throw coded("InferenceError", running.ended.startsWith("the model") ? running.ended : `the model could not be run: ${running.ended}`);
+  }
+}
+
+/** Lets other events be handled. */
+async function turn() {
+  await new Promise((resolve) => (globalThis.setImmediate ? setImmediate(resolve) : setTimeout(resolve, 0)));
+  lastTurn = performance.now();
+}
+
+/**
+ * @param {string} code
+ * @param {string} message
+ */
+function coded(code, message) {
+  return Object.assign(new Error(message), { code });
+}

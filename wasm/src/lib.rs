@@ -1,0 +1,46 @@
+//! The WebAssembly module of the npm package `kivuml-wasm`: models from bytes.
+//!
+//! The JavaScript in `kivuml/`, and what it shares with the package for Node.js, fetches bundles, divides texts into
+//! batches and chooses the classes of errors. Calls return when they are done: there is one thread.
+
+#![cfg(target_family = "wasm")]
+
+mod failure;
+mod memory;
+mod model;
+mod texts;
+
+use kivu::{
+    backend::native::use_instructions,
+    config::parse_instructions,
+    repository::{Manifest, bundle::loaded_files},
+};
+use wasm_bindgen::prelude::*;
+
+use crate::failure::{Failure, report_panics};
+
+#[wasm_bindgen(start)]
+fn start() {
+    report_panics();
+}
+
+/// Chooses the engine's instructions, `simd128` or `portable`, before the first model is opened.
+#[wasm_bindgen(js_name = useInstructions)]
+pub fn choose_instructions(name: &str) -> Result<(), JsValue> {
+    let chosen = parse_instructions(name).map_err(kivu::Error::config).map_err(Failure::from)?;
+    Ok(use_instructions(Some(chosen)).map_err(Failure::from)?)
+}
+
+/// The files to pass to a model with this manifest: names with their BLAKE3 in hexadecimal, one after another.
+#[wasm_bindgen(js_name = requiredFiles)]
+pub fn required_files(manifest: &str) -> Result<Vec<String>, JsValue> {
+    let manifest = Manifest::parse(manifest).map_err(Failure::from)?;
+    Ok(loaded_files(&manifest).flat_map(|file| [file.name.clone(), file.blake3.clone()]).collect())
+}
+
+/// The size of the instance's memory, in bytes.
+#[wasm_bindgen(js_name = memoryBytes)]
+pub fn memory_bytes() -> f64 {
+    const PAGE_BYTES: usize = 64 * 1024;
+    (core::arch::wasm32::memory_size(0) * PAGE_BYTES) as f64
+}
