@@ -43,6 +43,7 @@ use kivu::{
 use kivu_compiler::{
     Request,
     layer_errors::{MatrixErrors, calibration_texts, measure},
+    quality::Samples,
     quality::{SENTENCES, inputs},
 };
 use safetensors::SafeTensors;
@@ -437,6 +438,7 @@ fn errors(model: &Path, texts: &str) -> Result<Value> {
         engine: EngineChoice::Native,
         allow: Vec::new(),
         cache: config().home,
+        samples: Samples::default(),
     };
     let forms = measure(&request, texts, &runtime, &())?;
     let forms = forms.into_iter().map(|form| {
