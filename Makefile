@@ -203,7 +203,7 @@ figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 .PHONY: measure-errors
 measure-errors: $(FIGURE_TOOLS) ## Measure the error of each matrix of all-MiniLM-L6-v2 in 8 bits, and draw it
 	cargo bench --profile dev --package kivu-cli --bench laboratory -- errors models/minilm.toml > .kivu/errors.json
-	.kivu/figures/bin/python benches/errors.py .kivu/errors.json docs/pictures/errors.svg docs/benchmarks.md
+	.kivu/figures/bin/python benches/errors.py .kivu/errors.json .kivu/errors.svg
 
 # The graph in int8 that plain ONNX Runtime runs best.
 .kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program

@@ -1,8 +1,6 @@
-"""Draws where the error of 8-bit matrices comes from, measured by `laboratory errors`, and writes its table:
+"""Draws where the error of 8-bit matrices comes from, measured by `laboratory errors`, and prints its table:
 
-    python benches/errors.py errors.json docs/pictures/errors.svg docs/benchmarks.md
-
-The table replaces what the page has between `<!-- errors -->` and `<!-- end -->`.
+    python benches/errors.py errors.json errors.svg
 """
 
 import json
@@ -52,12 +50,11 @@ def table(forms):
 
 
 def main():
-    source, picture, page = map(pathlib.Path, sys.argv[1:])
+    source, picture = map(pathlib.Path, sys.argv[1:])
     forms = json.loads(source.read_text())["forms"]
     with plot.rc_context(STYLE):
         draw(forms, picture)
-    text = page.read_text()
-    page.write_text(re.sub(r"(<!-- errors -->\n).*?(<!-- end -->)", lambda marks: f"{marks[1]}{table(forms)}\n{marks[2]}", text, flags=re.DOTALL))
+    print(table(forms))
 
 
 if __name__ == "__main__":
