@@ -144,7 +144,12 @@ async fn label_scores_are_those_of_the_package() {
                 let found = own.settings().encode(tokenizer, inputs, labels, 512).unwrap();
                 assert_eq!(&found.ids, ids, "{inputs:?}");
             }
-            let found = own.logits(&[inputs.clone()], labels, prompt, deadline).await.unwrap().rows.remove(0);
+            let found = own
+                .logits(std::slice::from_ref(inputs), labels, prompt, deadline)
+                .await
+                .unwrap()
+                .rows
+                .remove(0);
             let differences = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
             let difference = differences.fold(0.0, f32::max);
             if found.len() != expected.len() || difference > TOLERANCE {
@@ -191,7 +196,7 @@ async fn quantized_models_have_clear_entities_and_labels() {
         let loose = request_without_floor(task, &source, out.clone(), Some(precision));
         let bundle = build(&loose, &|| Ok(runtime), &()).unwrap().bundle;
         assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
-        (serve(&out).unwrap(), bundle.manifest().weights.quality.clone())
+        (serve(&out).unwrap(), bundle.manifest().weights.quality)
     };
     for (name, precision) in [
         (MODELS[0], Precision::Int8),
