@@ -431,7 +431,7 @@ mod tests {
         `KIVU_BATCH__MARGIN_MS`: invalid type: string "x y", expected an integer
         `KIVU_ALIASES`: invalid type: string "x y", expected a map
         `KIVU_BATCH__RULES`: invalid type: string "x y", expected a sequence
-        `KIVU_MAX_MEMORY`: expected a number of bytes above 0 such as `2GB`, but found `x y`
+        `KIVU_MAX_MEMORY`: expected at least 100 kB of memory, such as `2GB` or a number of bytes, but found `x y`
         "#);
         insta::assert_snapshot!(refused("KIVU_LOAD", "later"), @"`KIVU_LOAD`: expected `start`, `on-demand`, but found `later`");
         let table =

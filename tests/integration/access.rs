@@ -327,7 +327,7 @@ async fn the_current_and_the_previous_proxy_secret_are_accepted() {
         let _alone = alone();
         let server = Server::wait(command.spawn().unwrap());
         let statuses = ["new", "old", "older"].map(|secret| {
-            let head = "GET /info HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\n";
+            let head = "GET /info HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
             let answer = server.exchange(format!("{head}x-kivu-proxy-secret: {secret}\r\n\r\n").as_bytes());
             answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
         });

@@ -17,7 +17,7 @@ use crate::serving::{Server, bundle, kivu, wait_for_continue};
 
 /// First bytes of a request whose body never ends.
 const SLOW: &[u8] =
-    b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+    b"POST /embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
     expect: 100-continue\r\ncontent-length: 100\r\n\r\n{\"inputs\": \"";
 
 fn status(answer: &str) -> &str {
@@ -73,7 +73,7 @@ fn connections_without_a_complete_request_are_closed() {
     let mut command = kivu(&bundle);
     command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
     let server = Server::wait(command.spawn().unwrap());
-    for said in ["", "POST /embed HT", "POST /embed HTTP/1.1\r\nhost: x\r\n"] {
+    for said in ["", "POST /embed HT", "POST /embed HTTP/1.1\r\nhost: localhost\r\n"] {
         let mut connection = TcpStream::connect(&server.address).unwrap();
         connection.write_all(said.as_bytes()).unwrap();
         assert!(is_closed_within(&mut connection, Duration::from_secs(4)), "{said:?}");
@@ -115,7 +115,7 @@ fn unread_responses_hold_a_permit_until_the_timeout() {
         command.env("KIVU_LIMITS__TIMEOUT_MS", timeout.as_millis().to_string()).spawn().unwrap(),
     );
     let request = format!(
-        "POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut unread = [(); 2].map(|()| {
@@ -144,7 +144,9 @@ fn unread_responses_hold_a_permit_until_the_timeout() {
     assert!(unread.into_iter().any(is_cut_off), "both responses are complete");
     // A slow client that reads everything before the timeout gets the whole response.
     let mut connection = TcpStream::connect(&server.address).unwrap();
-    connection.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
+    connection
+        .write_all(request.replace("host: localhost", "host: localhost\r\nconnection: close").as_bytes())
+        .unwrap();
     thread::sleep(Duration::from_secs(1));
     let mut whole = Vec::new();
     connection.read_to_end(&mut whole).unwrap();
@@ -188,7 +190,7 @@ fn running_out_of_file_descriptors_ends_nothing() {
     let mut command = limited("-n 64", &bundle);
     let server = Server::wait(command.env("KIVU_LIMITS__TIMEOUT_MS", "3000").spawn().unwrap());
     let mut open = TcpStream::connect(&server.address).unwrap();
-    let request = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let request = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     open.write_all(request.as_bytes()).unwrap();
     let mut answer = [0; 12];
     open.read_exact(&mut answer).unwrap();
@@ -199,7 +201,8 @@ fn running_out_of_file_descriptors_ends_nothing() {
         assert!(started.elapsed() < Duration::from_secs(3), "file descriptors are left");
         thread::sleep(Duration::from_millis(10));
     }
-    open.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
+    open.write_all(request.replace("host: localhost", "host: localhost\r\nconnection: close").as_bytes())
+        .unwrap();
     let mut rest = String::new();
     open.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("HTTP/1.1 200"), "the open connection has no second response: {rest}");
@@ -260,7 +263,7 @@ fn the_log_has_the_reasons_of_refusals() {
         let length = body.len();
         server.exchange(
             format!(
-                "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                "POST /embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
                  {header}content-length: {length}\r\n\r\n{body}"
             )
             .as_bytes(),
@@ -305,7 +308,7 @@ fn what_was_done_is_counted_for_prometheus() {
     let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
     server.post("/embed", r#"{"inputs": ["a text", "another"]}"#);
     server.post("/embed", "{");
-    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     for counted in [
         "kivu_requests_total 2",
         r#"kivu_responses_total{status="4xx"} 1"#,

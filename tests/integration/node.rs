@@ -58,8 +58,9 @@ fn the_search_service_answers() {
     serve.env("PORT", "0").env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     let server = Server::wait(serve.stdout(Stdio::piped()).spawn().unwrap());
     let get = |path: &str| {
-        let answer = server
-            .exchange(format!("GET {path} HTTP/1.1\r\nhost: kivu\r\nconnection: close\r\n\r\n").as_bytes());
+        let answer = server.exchange(
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes(),
+        );
         answer.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned()
     };
     assert!(get("/search?q=I+forgot+my+password").contains("account.txt"), "{}", get("/search?q=password"));

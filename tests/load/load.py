@@ -28,7 +28,7 @@ TIMES = 10
 # The timeout of requests and connections.
 TIMEOUT_S = 5
 BODY = json.dumps({"inputs": "The cat sits on the mat with the dog in the garden."})
-HEAD = "POST /embed HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\n"
+HEAD = "POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 class Server:

@@ -77,7 +77,7 @@ def hold(server, count, head, body):
 
 def cases():
     def head(method, route, *more):
-        lines = [f"{method} {route} HTTP/1.1", "host: kivu", f"content-length: {BODY_BYTES}", *more]
+        lines = [f"{method} {route} HTTP/1.1", "host: localhost", f"content-length: {BODY_BYTES}", *more]
         return ("\r\n".join([*lines, "", ""])).encode()
 
     text, form = "content-type: application/json", "content-type: application/x-www-form-urlencoded"

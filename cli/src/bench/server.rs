@@ -33,7 +33,7 @@ impl Request {
     pub(super) fn json(manifest: &Manifest, body: &str) -> Self {
         let (name, length) = (&manifest.name, body.len());
         let head = format!(
-            "POST /models/{name} HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {length}"
+            "POST /models/{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}"
         );
         Self(format!("{head}\r\n\r\n{body}").into_bytes())
     }

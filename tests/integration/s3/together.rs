@@ -67,7 +67,7 @@ async fn flap(proxy: Arc<Proxy>) {
 fn leave(server: &Server, until: Instant) -> usize {
     let body = request(ANYWHERE);
     let asked = format!(
-        "POST /v1/embeddings HTTP/1.1\r\nhost: kivu\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut left = 0;
