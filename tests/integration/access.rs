@@ -59,9 +59,9 @@ async fn a_server_without_keys_does_not_answer_the_pages_of_other_sites() {
     };
     assert_eq!(found(&[("host", "127.0.0.1:8080")]).await, "200");
     assert_eq!(found(&[("host", "localhost:8080"), ("origin", "http://localhost:8080")]).await, "200");
-    insta::assert_snapshot!(found(&[("host", "evil.example")]).await, @r#"403 {"error":"expected an address or `localhost` as the host, but found another name: a server without keys answers this machine only; configure keys, or `auth.mode = \"none\"` to answer under any name","error_type":"Unauthorized"}"#);
+    insta::assert_snapshot!(found(&[("host", "evil.example")]).await, @r#"403 {"error":"expected an address or `localhost` as the host, but found another name: a server without keys answers this machine only; configure keys, or `auth.mode = \"none\"` to answer under any name","error_type":"Validation"}"#);
     let page = [("host", "localhost:8080"), ("origin", "https://evil.example")];
-    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Unauthorized"}"#);
+    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Validation"}"#);
     // Whether the server runs is open.
     let health = Request::get("/health").body(Body::empty()).unwrap();
     assert_eq!(send(&router, health, &[("host", "evil.example")]).await.status(), StatusCode::OK);

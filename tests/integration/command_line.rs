@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::{
     building::{copy, edit},
-    live::succeed,
+    live::{root, succeed},
     models::{build_request, fixtures, library_path, request, runtime},
     serving::{self, Server},
 };
@@ -353,7 +353,9 @@ fn options_that_contradict_a_bundle_are_refused() {
     );
     let out = folder.path().join("out");
     let out = ["--out", out.to_str().unwrap()];
-    let recipe = refusal(&[&["build", "models/minilm.toml", "--task", "text-ranking"][..], &out].concat());
+    let recipe = root().join("models/minilm.toml");
+    let recipe = ["build", recipe.to_str().unwrap(), "--task", "text-ranking"];
+    let recipe = refusal(&[&recipe[..], &out].concat());
     assert!(recipe.contains("name the model's folder or hub repository instead of the recipe"), "{recipe}");
 }
 

@@ -63,7 +63,7 @@ function near(found, expected, tolerance = 2e-3, place = "result") {
   if (typeof expected === "number") {
     assert.ok(Math.abs(found - expected) <= tolerance, `${place}: ${found} is not ${expected}`);
   } else if (expected !== null && typeof expected === "object") {
-    assert.deepEqual(Object.keys(found), Object.keys(expected), place);
+    assert.deepEqual(Object.keys(found).sort(), Object.keys(expected).sort(), place);
     for (const key of Object.keys(expected)) near(found[key], expected[key], tolerance, `${place}.${key}`);
   } else {
     assert.equal(found, expected, place);
@@ -98,7 +98,7 @@ test("vectors are the server's, but for rounding", async (context) => {
     const expected = await served("/embed", { inputs: texts, model: name });
     const cosines = found.map((vector, place) => cosine(vector, expected[place]));
     context.diagnostic(`${name}: worst cosine ${Math.min(...cosines)}`);
-    assert.ok(Math.min(...cosines) >= 0.99999, `${name}: ${Math.min(...cosines)}`);
+    assert.ok(Math.min(...cosines) >= 0.9999, `${name}: ${Math.min(...cosines)}`);
     assert.ok(found.every((vector) => vector instanceof Float32Array));
   }
   const stored = await (await model("minilm")).encode(TEXTS, { precision: "int8", dimensions: 64 });
