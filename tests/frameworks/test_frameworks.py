@@ -472,7 +472,8 @@ class Requests(FrameworkTest):
     def test_libre_translate(self):
         found = request("/translate", {"q": "How are you?", "source": "auto", "target": "pt", "format": "text"})
         expected = request("/translate", {"inputs": "How are you?"})["translations"][0]["text"]
-        self.assertEqual(found, {"translatedText": expected})
+        detected = {"confidence": 0.0, "language": "en"}
+        self.assertEqual(found, {"translatedText": expected, "detectedLanguage": detected})
         self.assertEqual(request("/languages"), [{"code": "en", "name": "English", "targets": ["pt"]}])
 
 
