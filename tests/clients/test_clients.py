@@ -188,6 +188,18 @@ class OpenAiTest(ServerTest):
         # Three bytes make four characters: 384 numbers are 1536 bytes.
         self.assertEqual(len(embedding), WIDTH * 4 // 3 * 4, "the base64 has the wrong length")
 
+    def test_other_types_than_floats_are_numbers_or_refused(self):
+        # The package reads base64, which it requests by itself, as 32-bit floats.
+        refusals = (openai.BadRequestError, openai.UnprocessableEntityError)
+        for field in ("output_dtype", "embedding_type"):
+            with self.assertRaisesRegex(refusals, "expected `encoding_format` `float`"):
+                self.create(QUESTION, extra_body={field: "int8"})
+            found = self.create(QUESTION, encoding_format="float", extra_body={field: "int8"})
+            integers = found.data[0].embedding
+            self.assertEqual(len(integers), WIDTH)
+            self.assertEqual(integers, [round(value) for value in integers])
+            self.assertGreater(max(map(abs, integers)), 1)
+
     def test_same_vector_as_the_tei_dialect(self):
         found = vector(self.create(QUESTION).data[0].embedding)
         self.assert_near(found, self.embed(QUESTION), SAME_TEXT_SAME_BATCH, "openai and /embed")

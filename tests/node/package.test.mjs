@@ -241,7 +241,7 @@ test("bad input has the server's words", async () => {
     [() => load(path.join(BUNDLES, "minilm"), { threads: 0 }), InvalidError, null],
     [() => load(path.join(BUNDLES, "minilm"), { engine: "fast" }), InvalidError, null],
     [() => load("nothing"), ConfigError, null],
-    [() => load(tmpdir()), KivuError, null],
+    [() => load(mkdtempSync(path.join(tmpdir(), "kivu-empty-"))), KivuError, null],
     [async () => new kivuml.Model(), TypeError, "expected a model from `load`, but found a call of its constructor"],
   ]) {
     await assert.rejects(call, (error) => {
