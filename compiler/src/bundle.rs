@@ -53,24 +53,28 @@ pub(super) struct Written {
     pub(super) other_tasks: Vec<Task>,
 }
 
-/// Writes a plan's bundle. Unless a precision was requested, an encoder with int8 quality below the floor is written
-/// with block quantization, if that is better.
+/// Writes a plan's bundle. Unless a precision was requested, an encoder whose quality in int8 is below the floor is written
+/// in the next better precision that reaches it: with block quantization, or in fp32.
 pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
     let (written, shortfall) = model.write(model.precision(), None)?;
     let Some((form, shortfall)) = shortfall else { return Ok(written) };
-    let others = if Weights::are_in(&plan.transformer()?) { form.fallbacks() } else { &[Precision::Fp32] };
-    let is_fixed = plan.is_precision_fixed || seq2seq::is_in(&plan.folder);
-    let [better, _] = others else { return Err(shortfall.refusal(others)) };
-    if is_fixed {
+    let has_weights = Weights::are_in(&plan.transformer()?);
+    let others = if has_weights { form.fallbacks() } else { &[Precision::Fp32] };
+    if plan.is_precision_fixed || !has_weights || seq2seq::is_in(&plan.folder) {
         return Err(shortfall.refusal(others));
     }
-    let reason = format!("chosen since int8 is below the floor: {}", shortfall.description);
-    match model.write(*better, Some(reason))? {
-        (written, None) => Ok(written),
-        (_, Some((form, shortfall))) => Err(shortfall.refusal(form.fallbacks())),
+    let mut reason =
+        format!("chosen since {} is below the floor: {}", model.precision(), shortfall.description);
+    let mut last = shortfall;
+    for better in others {
+        let (written, shortfall) = model.write(*better, Some(reason.clone()))?;
+        let Some((_, shortfall)) = shortfall else { return Ok(written) };
+        reason = format!("{reason}; and {better} too: {}", shortfall.description);
+        last = shortfall;
     }
+    Err(last.refusal(&[Precision::Fp32]))
 }
 
 /// Counts the tokens of each prompt for a model that does not pool them: as in sentence-transformers all tokens but a
@@ -233,7 +237,7 @@ impl<'a> Model<'a> {
                 let labels = labels.map(|(_, json)| Tokenizer::from_json(json).map(Arc::new)).transpose()?;
                 let (runtime, labels) = (self.runtime, labels.as_ref());
                 let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels };
-                let mut encoder = self.measure_encoder(parts, &graphs)?;
+                let mut encoder = self.measure_encoder(parts, &graphs, precision)?;
                 if matches!(self.form(precision), WeightForm::NativeInt8 | WeightForm::NativeBlocks) {
                     let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
@@ -320,7 +324,7 @@ impl<'a> Model<'a> {
         if layers == 0 {
             return Ok("not fitted to sample texts, since the weights were quantized before".to_owned());
         }
-        let found = self.measure_encoder(parts, &fitted)?;
+        let found = self.measure_encoder(parts, &fitted, precision)?;
         if !is_better(&encoder.measured.qualities, &found.measured.qualities) {
             return Ok("not fitted to sample texts, which would not improve the quality".to_owned());
         }
@@ -363,12 +367,16 @@ impl<'a> Model<'a> {
         &mut self,
         parts: EncoderParts<'_>,
         graphs: &WrittenGraphs,
+        precision: Precision,
     ) -> Result<MeasuredEncoder> {
+        let engine = self.engine(precision);
         let progress = self.build.progress;
-        let model = ServedEncoder::open(parts, &graphs.folder, self.source.engine)?;
+        let model = ServedEncoder::open(parts, &graphs.folder, engine)?;
         model.check(&self.texts)?;
         let (mut measured, mut documents) = (Measured::default(), None);
-        if let Some(Reference { graphs: of_reference, answers }) = &mut self.reference {
+        if let Some(Reference { graphs: of_reference, answers }) = &mut self.reference
+            && precision != Precision::Fp32
+        {
             let forms = 1 + usize::from(answers.is_none());
             progress.stage("measure the quality", forms * self.texts.len());
             let reference = match answers.take() {
@@ -444,9 +452,19 @@ impl<'a> Model<'a> {
         })
     }
 
+    /// The engine that a bundle in this precision is for.
+    fn engine(&self, precision: Precision) -> Engine {
+        let is_table = matches!(self.kind(), ModelKind::Table);
+        if precision == Precision::Fp32 && !is_table { Engine::Onnx } else { self.source.engine }
+    }
+
     fn form(&self, precision: Precision) -> WeightForm {
+        WeightForm::new(precision, self.engine(precision), self.kind())
+    }
+
+    fn kind(&self) -> ModelKind {
         let source = &self.source;
-        let kind = match source.settings {
+        match source.settings {
             _ if source.is_quantized => ModelKind::Export,
             _ if [static_embedding::ARCHITECTURE, fast_text::ARCHITECTURE]
                 .contains(&&*source.architecture) =>
@@ -455,8 +473,7 @@ impl<'a> Model<'a> {
             }
             TaskSettings::Seq2Seq(..) => ModelKind::Generator,
             TaskSettings::Encoder(_) => ModelKind::Encoder,
-        };
-        WeightForm::new(precision, source.engine, kind)
+        }
     }
 
     /// The bundle's manifest, without its file list.
@@ -489,7 +506,7 @@ impl<'a> Model<'a> {
             aliases: plan.aliases.clone(),
             task: self.task,
             graph: graph.to_owned(),
-            engine: source.engine,
+            engine: self.engine(precision),
             source: manifest::Source {
                 architecture: source.architecture.clone(),
                 from: plan.from.clone(),

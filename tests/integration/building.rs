@@ -157,7 +157,7 @@ fn a_recipe_checks_its_files_and_its_floor() {
     let refusal = |more: &str| {
         let text = format!("name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = 'model'\n{more}");
         fs::write(&recipe, text).unwrap();
-        let request = request(recipe.clone(), folder.path().join("out"), None);
+        let request = request(recipe.clone(), folder.path().join("out"), Some(Precision::Int8));
         let error = build_request(&request, runtime).unwrap_err();
         error.chain().replace(&folder.path().display().to_string(), "[folder]")
     };
@@ -231,6 +231,14 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     assert_eq!(weights.precision, Precision::Int8Blocks);
     let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
     assert!(weights.plan.contains(reason), "{}", weights.plan);
+    // Without a form in 8 bits that is good enough, the weights stay as they are.
+    let exact = build(None, "mean_cosine = 0.999999", &()).unwrap();
+    let weights = &exact.manifest().weights;
+    assert_eq!((weights.precision, &weights.quality), (Precision::Fp32, &None));
+    let reason =
+        "none; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 1.0000";
+    assert!(weights.plan.starts_with(reason), "{}", weights.plan);
+    assert!(weights.plan.contains("; and int8-blocks too: expected a mean cosine"), "{}", weights.plan);
     // A requested precision is not replaced.
     assert!(build(Some(Precision::Int8), &floor, &()).is_err());
     let refusal = build(Some(Precision::Int8), "", &()).unwrap_err().to_string();
