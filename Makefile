@@ -544,7 +544,7 @@ $(S3_TOOLS): tests/s3/requirements.txt
 $(FLEET_TOOLS): tests/fleet/requirements.txt
 $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
-$(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt
+$(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt tests/frameworks/guards.txt
 $(WEB_TOOLS): tests/web_function/requirements.txt
 $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
@@ -575,6 +575,10 @@ $(SPARK_TOOLS): INSTALL_OPTIONS := --build-constraints tests/engines/build.txt
 $(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tritonserver && \
 	  cp python_backend_stubs/$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/* backends/python/ && \
 	  chmod +x bin/tritonserver backends/python/triton_python_backend_stub
+
+# NeMo Guardrails without the dependencies that its tested rails do not need.
+$(FRAMEWORK_TOOLS): AFTER_INSTALL = UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(@D)/bin/python \
+  --require-hashes --no-deps --requirement tests/frameworks/guards.txt
 
 # The compiler for TypeScript from npm, with the Node.js of $(WEB_TOOLS), which needs Python 3.10.
 $(NODE_TOOLS): tests/node/package.json tests/node/package-lock.json $(WEB_TOOLS)

@@ -141,6 +141,28 @@ fn frameworks_work_unchanged() {
     succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
 }
 
+/// NeMo Guardrails asks for entities and for labels, without a model that generates texts.
+#[test]
+fn guards_of_nemo_guardrails_work_unchanged() {
+    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
+    let has_guards =
+        Command::new(&python).args(["-c", "import nemoguardrails"]).stderr(Stdio::null()).status();
+    if !has_guards.is_ok_and(|status| status.success()) {
+        crate::skips::unsupported("nemoguardrails needs Python 3.11");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (name, fixture) in [("entities", "models/tiny-gliner"), ("guard", "models/tiny-bert-sentiment")] {
+        let mut request = request(fixtures().join(fixture), folder.path().join(name), Some(Precision::Fp32));
+        request.name = Some(name.into());
+        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    }
+    let server = Server::wait(kivu(folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    let mut tests = Command::new(python);
+    tests.arg(root().join("tests/frameworks/test_guards.py"));
+    succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
+}
+
 #[test]
 fn clients_of_a_fleet_find_their_tensor_names() {
     let Some(python) = tool("TEST_PYTHON") else { return };
