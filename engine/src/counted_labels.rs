@@ -1,46 +1,102 @@
 //! GLiNER2's layers on label vectors.
 //!
-//! The token in front of the labels tells how many instances a text has. A recurrent layer has a step per instance, whose
-//! state is the label's vector at first; entities are the first instance. Its state passes further layers, in which labels
-//! may attend to each other.
+//! The token in front of a schema's name tells how many instances the text has. A recurrent layer has a step per instance,
+//! whose state is the label's vector at first; entities are the first instance. Its state passes further layers, in which
+//! a schema's labels may attend to each other.
+
+use std::ops::Range;
 
 use crate::{
     kernel::{Kernel, LANES},
     math::{exp, normalize, sigmoid},
     program::{CountedLabels, Experts, LabelTransformer, LabelTransformerLayer, Mixing, Norm},
-    spans::{Spans, apply, positive, tanh, two_layers, two_layers_with_gelu},
+    spans::{LabelKind, Spans, apply, positive, tanh, two_layers, two_layers_with_gelu},
 };
 
 impl CountedLabels {
-    /// Writes a row per label into `outputs`; returns whether the text has instances.
+    /// Writes a row per label for each instance into `outputs`, and zeros for instances that a label does not have. Returns
+    /// the maximum number of instances.
     #[inline(always)]
-    pub(crate) fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> bool {
-        let Spans { labels, schema, hidden, outputs, starts, .. } = buffers;
+    pub(crate) fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> usize {
+        let Spans { labels, schemas, kinds, instances, classes, hidden, outputs, starts, ends, .. } = buffers;
+        let [first, second] = &self.classes;
+        two_layers(kernel, [first, second], labels, (width, &mut *hidden), outputs);
+        classes.clear();
+        classes.extend(outputs.chunks_exact(second.outputs).map(|scores| scores[0]));
         let [first, second] = &self.counts;
-        two_layers(kernel, [first, second], schema, (width, &mut *hidden), outputs);
-        let has_instances =
-            outputs.split_first().is_some_and(|(none, counts)| counts.iter().any(|count| count > none));
-        if !has_instances {
-            return false;
+        two_layers(kernel, [first, second], schemas, (width, &mut *hidden), outputs);
+        let counts: Vec<usize> = outputs.chunks_exact(second.outputs).map(likeliest).collect();
+        instances.clear();
+        instances.extend(kinds.iter().map(|(kind, schema)| {
+            let count = counts.get(*schema).copied().unwrap_or(0).min(self.steps.len() / (3 * width));
+            match kind {
+                LabelKind::Entity => count.min(1),
+                LabelKind::Field => count,
+                LabelKind::Class => 0,
+            }
+        }));
+        let most = instances.iter().copied().max().unwrap_or(0);
+        outputs.clear();
+        outputs.resize(most * labels.len(), 0.0);
+        for places in schema_ranges(kinds) {
+            let rows = &labels[places.start * width..places.end * width];
+            let count = instances[places.start];
+            ends.clear();
+            ends.extend_from_slice(rows);
+            for (instance, input) in self.steps.chunks_exact(3 * width).take(count).enumerate() {
+                apply(kernel, &self.gates, ends, width, hidden);
+                starts.clear();
+                for (gates, state) in hidden.chunks_exact_mut(3 * width).zip(ends.chunks_exact(width)) {
+                    step(kernel, input, (gates, state), starts);
+                }
+                std::mem::swap(starts, ends);
+                let mut mixed = Vec::new();
+                self.mix(kernel, width, (&ends[..], rows), (&mut *hidden, &mut mixed));
+                outputs[instance * labels.len() + places.start * width..][..mixed.len()]
+                    .copy_from_slice(&mixed);
+            }
         }
-        apply(kernel, &self.gates, labels, width, hidden);
-        starts.clear();
-        for (gates, state) in hidden.chunks_exact_mut(3 * width).zip(labels.chunks_exact(width)) {
-            step(kernel, &self.step, (gates, state), starts);
-        }
+        most
+    }
+
+    /// Writes a row per state and label.
+    #[inline(always)]
+    fn mix<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        (states, labels): (&[f32], &[f32]),
+        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
         match &self.mixing {
             Mixing::Joined([first, second]) => {
-                let rows = joined(starts, labels, [width, width]);
-                two_layers(kernel, [first, second], &rows, (2 * width, hidden), outputs);
+                let rows = joined(states, labels, [width, width]);
+                two_layers(kernel, [first, second], &rows, (2 * width, hidden), out);
             }
             Mixing::Attention(transformer) => {
-                starts.iter_mut().zip(labels.iter()).for_each(|(sum, label)| *sum += label);
-                transformer.write(kernel, width, starts, (hidden, outputs));
+                let sums: Vec<f32> = states.iter().zip(labels).map(|(state, label)| state + label).collect();
+                transformer.write(kernel, width, &sums, (hidden, out));
             }
-            Mixing::Experts(experts) => experts.write(kernel, width, starts, (hidden, outputs)),
+            Mixing::Experts(experts) => experts.write(kernel, width, states, (hidden, out)),
         }
-        true
     }
+}
+
+/// Index of the largest logit, the first one if several are equal.
+fn likeliest(logits: &[f32]) -> usize {
+    let larger = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
+    (0..logits.len()).fold(0, larger)
+}
+
+/// The labels of each schema, which follow each other.
+fn schema_ranges(kinds: &[(LabelKind, usize)]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let ranges = kinds.chunk_by(|left, right| left.1 == right.1).map(|labels| {
+        let range = start..start + labels.len();
+        start = range.end;
+        range
+    });
+    ranges.collect()
 }
 
 /// Appends the state after a step. `gates` are the state's contributions to reset, update and new state.
@@ -197,7 +253,7 @@ fn joined(left: &[f32], right: &[f32], [left_width, right_width]: [usize; 2]) ->
 mod tests {
     use super::*;
     use crate::{
-        kernel::{InstructionSet, KernelFn},
+        kernel::{COLUMNS, InstructionSet, KernelFn},
         program::Dense,
     };
 
@@ -205,16 +261,20 @@ mod tests {
     const INNER: usize = 64;
     const HEADS: usize = 4;
 
-    struct Call<'a>(&'a CountedLabels, &'a [f32], &'a [f32]);
+    struct Call<'a>(&'a CountedLabels, &'a [f32], (&'a [f32], LabelKind));
 
     impl KernelFn for Call<'_> {
-        type Output = Option<Vec<f32>>;
+        type Output = (usize, Spans);
 
         #[inline(always)]
-        fn call<K: Kernel>(self, kernel: K) -> Option<Vec<f32>> {
-            let (schema, labels) = (self.1.to_vec(), self.2.to_vec());
-            let mut buffers = Spans { schema, labels, ..Spans::default() };
-            self.0.write(kernel, WIDTH, &mut buffers).then_some(buffers.outputs)
+        fn call<K: Kernel>(self, kernel: K) -> (usize, Spans) {
+            let (schemas, (labels, kind)) = (self.1.to_vec(), self.2);
+            // The last label has a schema of its own.
+            let count = labels.len() / WIDTH;
+            let kinds =
+                (0..count).map(|label| (kind, usize::from(label > 0 && label + 1 == count))).collect();
+            let mut buffers = Spans { schemas, labels: labels.to_vec(), kinds, ..Spans::default() };
+            (self.0.write(kernel, WIDTH, &mut buffers), buffers)
         }
     }
 
@@ -254,9 +314,10 @@ mod tests {
     fn labels(mixing: Mixing) -> CountedLabels {
         CountedLabels {
             counts: [layer(WIDTH, 2 * WIDTH, 1), layer(2 * WIDTH, 20, 2)],
-            step: numbers(3 * WIDTH, 3).into(),
+            steps: numbers(20 * 3 * WIDTH, 3).into(),
             gates: layer(WIDTH, 3 * WIDTH, 4),
             mixing,
+            classes: [layer(WIDTH, 2 * WIDTH, 5), layer(2 * WIDTH, COLUMNS, 6)],
         }
     }
 
@@ -343,53 +404,84 @@ mod tests {
         }
     }
 
+    fn sigmoid(value: f64) -> f64 {
+        1.0 / (1.0 + (-value).exp())
+    }
+
+    /// The states after a step.
+    fn stepped(labels: &CountedLabels, instance: usize, states: &Rows) -> Rows {
+        let step = |row: &Vec<f64>| -> Vec<f64> {
+            let gates = applied(&labels.gates, row);
+            let input = |at: usize| f64::from(labels.steps[instance * 3 * WIDTH + at]);
+            let value = |at: usize| {
+                let reset = sigmoid(gates[at] + input(at));
+                let update = sigmoid(gates[WIDTH + at] + input(WIDTH + at));
+                let new = (reset * gates[2 * WIDTH + at] + input(2 * WIDTH + at)).tanh();
+                (1.0 - update) * new + update * row[at]
+            };
+            (0..WIDTH).map(value).collect()
+        };
+        states.iter().map(step).collect()
+    }
+
+    /// Counts whose likeliest number is `count`.
+    fn with_count(labels: CountedLabels, count: usize) -> CountedLabels {
+        let mut bias = vec![0.0; 20];
+        bias[count] = 100.0;
+        let [first, second] = labels.counts;
+        CountedLabels { counts: [first, Dense { bias: Some(bias.into()), ..second }], ..labels }
+    }
+
     #[test]
     fn rows_are_those_of_plain_loops() {
         let joined = Mixing::Joined([layer(2 * WIDTH, 4 * WIDTH, 80), layer(4 * WIDTH, WIDTH, 81)]);
-        for labels in [labels(joined), labels(transformer())] {
-            for count in [1, 3, 21] {
-                let (schema, rows) = (numbers(WIDTH, 90), numbers(count * WIDTH, 91));
-                let found = InstructionSet::available()
-                    .map(|instructions| instructions.call(Call(&labels, &schema, &rows)));
-                let found: Vec<Vec<f32>> = found.map(Option::unwrap).collect();
-                let rows: Rows = rows
-                    .chunks_exact(WIDTH)
-                    .map(|row| row.iter().copied().map(f64::from).collect())
+        for labels in [labels(joined), labels(transformer())].map(|labels| with_count(labels, 3)) {
+            for (count, kind) in [(2, LabelKind::Field), (4, LabelKind::Field), (21, LabelKind::Entity)] {
+                let (schemas, values) = (numbers(2 * WIDTH, 90), numbers(count * WIDTH, 91));
+                let found: Vec<(usize, Spans)> = InstructionSet::available()
+                    .map(|instructions| instructions.call(Call(&labels, &schemas, (&values, kind))))
                     .collect();
-                let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-                let step = |row: &Vec<f64>| -> Vec<f64> {
-                    let gates = applied(&labels.gates, row);
-                    let input = |at: usize| f64::from(labels.step[at]);
-                    let value = |at: usize| {
-                        let reset = sigmoid(gates[at] + input(at));
-                        let update = sigmoid(gates[WIDTH + at] + input(WIDTH + at));
-                        let new = (reset * gates[2 * WIDTH + at] + input(2 * WIDTH + at)).tanh();
-                        (1.0 - update) * new + update * row[at]
-                    };
-                    (0..WIDTH).map(value).collect()
-                };
-                let states: Rows = rows.iter().map(step).collect();
-                let expected = mixed(&labels.mixing, &states, &rows).concat();
-                for found in &found {
-                    assert_eq!(found.len(), expected.len());
+                let row = |row: &[f32]| row.iter().copied().map(f64::from).collect();
+                let rows: Rows = values.chunks_exact(WIDTH).map(row).collect();
+                let instances = if kind == LabelKind::Field { 3 } else { 1 };
+                let (own, last) = rows.split_at(count - 1);
+                let mut states = [own.to_vec(), last.to_vec()];
+                let mut expected = Vec::new();
+                for instance in 0..instances {
+                    for (states, rows) in states.iter_mut().zip([own, last]) {
+                        *states = stepped(&labels, instance, states);
+                        expected.extend(mixed(&labels.mixing, states, &rows.to_vec()).concat());
+                    }
+                }
+                for (most, Spans { outputs, instances: of_labels, .. }) in &found {
+                    assert_eq!((*most, outputs.len()), (instances, expected.len()));
+                    assert_eq!(*of_labels, vec![instances; count]);
                     let differences =
-                        found.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
+                        outputs.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
                     assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{count} labels");
                 }
-                assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{count} labels");
+                assert!(
+                    found.windows(2).all(|pair| pair[0].1.outputs == pair[1].1.outputs),
+                    "{count} labels"
+                );
             }
         }
     }
 
     #[test]
     fn a_text_without_instances_has_no_rows() {
-        let mut none = labels(transformer());
-        let mut bias = vec![0.0; 20];
-        bias[0] = 100.0;
-        none.counts[1].bias = Some(bias.into());
+        let none = with_count(labels(transformer()), 0);
         let schema = numbers(WIDTH, 90);
         for instructions in InstructionSet::available() {
-            assert_eq!(instructions.call(Call(&none, &schema, &schema)), None);
+            let (most, buffers) = instructions.call(Call(&none, &schema, (&schema, LabelKind::Field)));
+            assert_eq!((most, buffers.outputs.len()), (0, 0));
+            // Labels of texts have scores without instances.
+            let (most, buffers) = instructions.call(Call(&none, &schema, (&schema, LabelKind::Class)));
+            assert_eq!((most, buffers.classes.len()), (0, 1));
+            let row: Vec<f64> = schema.iter().copied().map(f64::from).collect();
+            let [first, second] = &none.classes;
+            let expected = applied(second, &positives(applied(first, &row)))[0];
+            assert!((f64::from(buffers.classes[0]) - expected).abs() < 1e-4, "{:?}", buffers.classes);
         }
     }
 }

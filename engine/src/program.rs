@@ -303,14 +303,26 @@ pub struct SpanHead {
     pub width: usize,
     /// The id of the token before each label; `None` if runs have the labels' vectors.
     pub marker: Option<u32>,
-    /// The id of the token in front of all labels, in heads that read its vector.
-    pub schema: Option<u32>,
+    /// The tokens around labels, in heads whose labels are in schemas.
+    pub schemas: Option<SchemaTokens>,
     /// Recurrent layers over a text's words.
     pub layers: Vec<Lstm>,
     /// What is scored for each word and label.
     pub scorer: Scorer,
     /// A part per text: scores by word and label. Its width is the number of scores per word and label.
     pub out: ValueId,
+}
+
+/// Tokens in GLiNER2's schemas, each of which has labels behind the token in front of its name. The head's own marker is in
+/// front of entity labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchemaTokens {
+    /// In front of a schema's name.
+    pub schema: u32,
+    /// In front of labels that each instance has: a structure's fields, and both ends of a relation.
+    pub fields: [u32; 2],
+    /// In front of labels that the text has.
+    pub class: u32,
 }
 
 /// A word's scores for a label.
@@ -349,19 +361,24 @@ pub enum LabelLayers {
     Counted(Box<CountedLabels>),
 }
 
-/// GLiNER2's layers on label vectors: the first step of a recurrent layer that has a step per instance, and layers on its
-/// result.
+/// GLiNER2's layers on label vectors: a recurrent layer that has a step per instance, and layers on its result.
+///
+/// A schema's likeliest number of instances is the number of steps for its labels; entities have one step at most. A text
+/// has a score per word for each label in each instance. The scores are [`ABSENT`] if a label's schema has fewer instances,
+/// and a class label's score is the same for all words and instances.
 #[derive(Debug)]
 pub struct CountedLabels {
-    /// Two layers on the schema token's vector, the first with positive outputs: a logit per number of instances. A text
-    /// whose likeliest number is 0 has no spans.
+    /// Two layers on the schema token's vector, the first with positive outputs: a logit per number of instances.
     pub counts: [Dense; 2],
-    /// The step's own contribution to the gates reset, update and new state.
-    pub step: Array<f32>,
-    /// From a label's vector, which is the state before the step, to the same gates.
+    /// Each step's own contribution to the gates reset, update and new state.
+    pub steps: Array<f32>,
+    /// From the state before a step, at first a label's vector, to the same gates.
     pub gates: Dense,
-    /// Layers after the step.
+    /// Layers after a step.
     pub mixing: Mixing,
+    /// Two layers on a class label's vector, the first with positive outputs, the last with one output and zeros up to
+    /// [`COLUMNS`](crate::kernel::COLUMNS).
+    pub classes: [Dense; 2],
 }
 
 /// Layers on the state after a recurrent step.
@@ -369,13 +386,13 @@ pub struct CountedLabels {
 pub enum Mixing {
     /// Two layers on the state and the label's vector, one after the other; the first has positive outputs.
     Joined([Dense; 2]),
-    /// Attention among a text's labels.
+    /// Attention among a schema's labels.
     Attention(Box<LabelTransformer>),
     /// A sum of experts, weighted by a router.
     Experts(Box<Experts>),
 }
 
-/// A transformer over a text's labels. It reads sums of state and label vector.
+/// A transformer over a schema's labels. It reads sums of state and label vector.
 #[derive(Debug)]
 pub struct LabelTransformer {
     /// Number of attention heads.
@@ -410,7 +427,7 @@ pub struct Experts {
     pub experts: Vec<[Dense; 2]>,
 }
 
-/// Logit of spans in texts that have no instance by count: its sigmoid is 0.
+/// Logit of spans in instances that a text does not have, by count: its sigmoid is 0.
 pub const ABSENT: f32 = -1e4;
 
 /// Layers that score words. A word and a label each have two vectors: the second vectors' product passes a layer, and both

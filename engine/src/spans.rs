@@ -22,8 +22,14 @@ pub(crate) struct Spans {
     pub(crate) tokens: usize,
     /// A row per label.
     pub(crate) labels: Vec<f32>,
-    /// The schema token's row, in heads that read it.
-    pub(crate) schema: Vec<f32>,
+    /// A row per schema token, in heads that read them.
+    pub(crate) schemas: Vec<f32>,
+    /// Each label's kind, and the index of its schema.
+    pub(crate) kinds: Vec<(LabelKind, usize)>,
+    /// Number of instances per label, in heads that count them.
+    pub(crate) instances: Vec<usize>,
+    /// A score per class label, and 0 for others.
+    pub(crate) classes: Vec<f32>,
     pub(crate) hidden: Vec<f32>,
     pub(crate) outputs: Vec<f32>,
     pub(crate) starts: Vec<f32>,
@@ -31,6 +37,17 @@ pub(crate) struct Spans {
     /// A label's factors per column, in panels of 32 labels.
     pub(crate) panels: Vec<f32>,
     pub(crate) biases: Vec<f32>,
+}
+
+/// What a label is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LabelKind {
+    /// Spans anywhere in the text.
+    Entity,
+    /// Spans in each instance of its schema.
+    Field,
+    /// The text.
+    Class,
 }
 
 impl SpanHead {
@@ -55,20 +72,48 @@ impl SpanScorer {
     /// Writes a text's scores by first word, label and word count.
     #[inline(always)]
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let count = buffers.labels.len() / width;
-        let has_spans = match &self.labels {
+        let (count, has_spans) = match &self.labels {
             LabelLayers::Plain([first, second]) => {
-                let Spans { labels, hidden, outputs, .. } = buffers;
+                let Spans { labels, hidden, outputs, .. } = &mut *buffers;
                 two_layers(kernel, [first, second], labels, (width, hidden), outputs);
-                true
+                (buffers.labels.len() / width, true)
             }
-            LabelLayers::Counted(layers) => layers.write(kernel, width, buffers),
+            LabelLayers::Counted(layers) => {
+                let instances = layers.write(kernel, width, buffers);
+                (instances.max(1) * buffers.kinds.len(), instances > 0)
+            }
         };
-        if !has_spans {
+        if has_spans {
+            self.score_rows(kernel, width, buffers, out);
+        } else {
             out.clear();
             out.resize(buffers.words.len() / width * count * self.longest, ABSENT);
-            return;
         }
+        if matches!(self.labels, LabelLayers::Counted(_)) {
+            self.complete(buffers, count, out);
+        }
+    }
+
+    /// Replaces the scores of missing instances and of class labels, in `count` rows of spans per word.
+    fn complete(&self, buffers: &Spans, count: usize, out: &mut [f32]) {
+        let Spans { kinds, instances, classes, .. } = buffers;
+        for word in out.chunks_exact_mut((count * self.longest).max(1)) {
+            let labels = kinds.iter().zip(instances).zip(classes).cycle();
+            for (row, (scores, label)) in word.chunks_exact_mut(self.longest).zip(labels).enumerate() {
+                let (((kind, _), instances), class) = label;
+                match kind {
+                    LabelKind::Class => scores.fill(*class),
+                    _ if row / kinds.len() >= *instances => scores.fill(ABSENT),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Writes scores for rows of label vectors after their layers, which are in `outputs`.
+    #[inline(always)]
+    fn score_rows<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+        let count = buffers.outputs.len() / width;
         let Spans { words, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
         let [columns, bias] = &self.factors;
         apply(kernel, bias, outputs, width, biases);

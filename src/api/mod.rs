@@ -13,12 +13,12 @@ mod content_encoding;
 mod detection;
 mod dialect;
 mod embedding;
+mod extraction;
 mod fetch;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
-mod guard;
 mod inputs;
 mod kserve;
 mod lookup;
@@ -44,6 +44,7 @@ mod translation;
 mod translators;
 mod used_models;
 mod vectors;
+mod vllm;
 
 use std::sync::Arc;
 

@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 pub use external_files::require_known_files;
 pub use mapped::MappedFiles;
+pub use native::ABSENT;
 
 use crate::{
     clock::Instant,

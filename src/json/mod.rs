@@ -6,6 +6,7 @@
 mod budget;
 mod content;
 mod objects;
+mod ordered;
 mod tree;
 mod typed;
 
@@ -15,6 +16,7 @@ use serde::{
 };
 use serde_json::Value;
 
+pub use self::ordered::Ordered;
 pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},

@@ -74,6 +74,8 @@ enum Output {
 pub(super) struct Row<'a> {
     /// The values, row-major.
     pub(super) values: &'a [f32],
+    /// Length of the axis in front of the last one, in outputs with a matrix for each word; otherwise 1.
+    pub(super) columns: usize,
     /// Last axis length.
     pub(super) width: usize,
 }
@@ -301,6 +303,7 @@ impl Adapter {
         if rows < count || width == 0 || width != expected || values.is_empty() || has_other_vectors {
             return Err(wrong_shape());
         }
+        let columns = if let [_, _, columns, _] = *shape { columns } else { 1 };
         let row = |(row, length): (&'a [f32], usize)| {
             let kept = if has_tokens { row.get(..length * width) } else { Some(row) };
             let kept =
@@ -308,7 +311,7 @@ impl Adapter {
             if kept.iter().any(|value| !value.is_finite()) {
                 return Err(self.unexpected(place, "a value that is not a finite number"));
             }
-            Ok(Row { values: kept, width })
+            Ok(Row { values: kept, columns, width })
         };
         values.chunks_exact(values.len() / rows).zip(lengths).map(row).collect()
     }

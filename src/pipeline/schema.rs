@@ -1,9 +1,28 @@
-//! A schema in front of a text, as the package `gliner2` writes it: a name, and labels behind it.
+//! Schemas in front of a text, as the package `gliner2` writes them: a name, and labels behind it.
 
 use crate::{
     error::{Error, Result},
     tokenizer::{self, Tokenizer, WordForm, WordPrompt},
 };
+
+/// The token in front of a schema's name.
+pub const SCHEMA: &str = "[P]";
+/// The token before each entity label.
+pub const ENTITY: &str = "[E]";
+/// The token before each field of a structure.
+pub const FIELD: &str = "[C]";
+/// The token before each end of a relation.
+pub const RELATION_END: &str = "[R]";
+/// The token before each label of a classification.
+pub const LABEL: &str = "[L]";
+/// The token between schemas.
+pub const SCHEMA_SEPARATOR: &str = "[SEP_STRUCT]";
+/// The token between the schemas and the text.
+pub const SEPARATOR: &str = "[SEP_TEXT]";
+/// The token before a label's description.
+pub(super) const DESCRIPTION: &str = "[DESCRIPTION]";
+/// The tokens before an example, and before its label.
+pub(super) const EXAMPLE: [&str; 2] = ["[EXAMPLE]", "[OUTPUT]"];
 
 /// The schema of entities.
 pub(super) const ENTITIES: &str = "entities";
@@ -59,6 +78,6 @@ impl Schema<'_> {
         }
         ids.extend(closing.iter().chain(&closing));
         ids.extend(tokenizer.ids(separator)?);
-        Ok(WordPrompt { ids, max_words: max_tokens, form: WordForm::Gliner2 })
+        Ok(WordPrompt { ids, words: Vec::new(), max_words: max_tokens, form: WordForm::Gliner2 })
     }
 }

@@ -66,7 +66,7 @@ impl ZeroShotEntitiesSettings {
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
         let form = WordForm::Gliner;
         if self.label_encoder.is_some() {
-            return Ok(WordPrompt { ids: Vec::new(), max_words: self.max_words, form });
+            return Ok(WordPrompt { ids: Vec::new(), words: Vec::new(), max_words: self.max_words, form });
         }
         if let Some(token) = &self.schema_token {
             let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
@@ -97,7 +97,7 @@ impl ZeroShotEntitiesSettings {
             ids.extend(marker.iter().chain(&tokens));
         }
         ids.extend(tokenizer.ids(&self.separator)?);
-        Ok(WordPrompt { ids, max_words: self.max_words, form })
+        Ok(WordPrompt { ids, words: Vec::new(), max_words: self.max_words, form })
     }
 }
 
@@ -142,8 +142,8 @@ pub struct ZeroShotEntitiesOptions {
 /// A model that finds entities with labels in the request.
 #[derive(Clone, Debug)]
 pub struct ZeroShotEntitiesPipeline {
-    encoder: Encoder,
-    settings: Arc<ZeroShotEntitiesSettings>,
+    pub(super) encoder: Encoder,
+    pub(super) settings: Arc<ZeroShotEntitiesSettings>,
     labels: Option<LabelEncoder>,
 }
 
@@ -306,7 +306,7 @@ struct WindowScores<'a> {
 impl EntitySearch {
     /// Spans with scores above the threshold.
     fn spans(&self, scores: WindowScores<'_>, scores_words: bool) -> Result<Vec<Span>> {
-        let WindowScores { logits: Row { values, width }, labels, .. } = scores;
+        let WindowScores { logits: Row { values, width, .. }, labels, .. } = scores;
         if labels == 0 || !values.len().is_multiple_of(labels * width) {
             return Err(Error::inference(format!(
                 "expected {width} values for each of {labels} labels, but found {}",
@@ -321,7 +321,7 @@ impl EntitySearch {
 
     /// Spans ordered by first word, length and label. A logit row has one value per length.
     fn spans_of_lengths(&self, scores: WindowScores<'_>) -> Vec<Span> {
-        let WindowScores { words, logits: Row { values, width: longest }, labels } = scores;
+        let WindowScores { words, logits: Row { values, width: longest, .. }, labels } = scores;
         let mut found = Vec::new();
         for (first, values) in values.chunks_exact(labels * longest).take(words.len()).enumerate() {
             let scores = ScoreFunction::Sigmoid.apply(values);
@@ -418,7 +418,7 @@ impl EntitySearch {
 
 /// The full stop that a model reads behind a text, whose span is empty.
 #[derive(Clone, Copy, Debug)]
-struct AddedStop {
+pub(super) struct AddedStop {
     /// The text's end.
     start: usize,
     /// The end of the word in front of it.
@@ -428,7 +428,7 @@ struct AddedStop {
 impl AddedStop {
     /// Finds it among a window's words, and gives it a character behind the text, so that it conflicts with others like any
     /// word.
-    fn of(words: &mut [(usize, usize)]) -> Option<Self> {
+    pub(super) fn of(words: &mut [(usize, usize)]) -> Option<Self> {
         let (last, others) = words.split_last_mut()?;
         let start = last.0;
         (last.1 == start).then(|| {
@@ -439,10 +439,13 @@ impl AddedStop {
 
     /// Ends a span in front of it; returns whether the span has other words.
     fn leave_out(self, span: &mut Span) -> bool {
-        if span.end > self.start {
-            span.end = self.before;
-        }
+        span.end = self.end(span.end);
         span.start < span.end
+    }
+
+    /// A span's end in front of it.
+    pub(super) fn end(self, end: usize) -> usize {
+        if end > self.start { self.before } else { end }
     }
 }
 
@@ -520,7 +523,7 @@ mod tests {
         // Two words, two labels and spans up to two words; the second word has no two-word span.
         let values = [-9.0, 2.0, 1.0, -9.0, -9.0, 9.0, 3.0, 9.0];
         let search = EntitySearch::new(None, None, None).unwrap();
-        let logits = Row { values: &values, width: 2 };
+        let logits = Row { values: &values, columns: 2, width: 2 };
         let scores = WindowScores { words: &[(0, 3), (4, 6)], logits, labels: 2 };
         let found = search.spans(scores, false).unwrap();
         let places: Vec<_> = found.iter().map(|span| (span.start, span.end, span.label)).collect();
@@ -534,7 +537,7 @@ mod tests {
         let words: Vec<(usize, usize)> = (0..4).map(|word| (2 * word, 2 * word + 1)).collect();
         // Logits of each word as the first, the last and any word; the third word interrupts.
         let values = [3.0, -9.0, 2.0, 1.0, 4.0, 5.0, 9.0, 9.0, -1.0, 2.0, 2.0, 2.0];
-        let logits = Row { values: &values, width: WORD_SCORES };
+        let logits = Row { values: &values, columns: 1, width: WORD_SCORES };
         let scores = WindowScores { words: &words, logits, labels: 1 };
         let search = EntitySearch::new(None, None, None).unwrap();
         let found = search.spans(scores, true).unwrap();
@@ -544,7 +547,7 @@ mod tests {
         assert!((found[0].score - 0.880_797).abs() < 1e-6, "{found:?}");
         // Two labels: in each word, a label's scores are together.
         let two: Vec<f32> = values.chunks(WORD_SCORES).flat_map(|word| [&[-9.0; 3], word].concat()).collect();
-        let logits = Row { values: &two, width: WORD_SCORES };
+        let logits = Row { values: &two, columns: 2, width: WORD_SCORES };
         let found = search.spans(WindowScores { logits, labels: 2, ..scores }, true).unwrap();
         assert_eq!(found.iter().map(|span| span.label).collect::<Vec<_>>(), [1; 3]);
     }
@@ -553,8 +556,11 @@ mod tests {
     fn more_spans_than_fit_into_memory_are_refused() {
         let words: Vec<(usize, usize)> = (0..1500).map(|word| (word, word + 1)).collect();
         let values = vec![9.0; words.len() * WORD_SCORES];
-        let scores =
-            WindowScores { words: &words, logits: Row { values: &values, width: WORD_SCORES }, labels: 1 };
+        let scores = WindowScores {
+            words: &words,
+            logits: Row { values: &values, columns: 1, width: WORD_SCORES },
+            labels: 1,
+        };
         let search = EntitySearch::new(None, None, None).unwrap();
         let refusal = search.spans(scores, true).unwrap_err().to_string();
         insta::assert_snapshot!(refusal, @"expected at most 1048576 overlapping entities in a text, but found more; send a higher `threshold` or fewer labels");

@@ -6,6 +6,7 @@
 pub mod classification;
 pub mod embedding;
 pub mod entities;
+pub mod extraction;
 mod job_options;
 pub mod labels;
 mod model_tasks;

@@ -36,6 +36,8 @@ static ADDRESSES_AND_WORDS: LazyLock<Regex> = LazyLock::new(|| {
 pub struct WordPrompt {
     /// The token ids between the first special token and the text.
     pub ids: Vec<u32>,
+    /// The token ids of words in front of each text's own, which are numbered with them, but have no spans.
+    pub words: Vec<Vec<u32>>,
     /// Maximum words per text or window.
     pub max_words: usize,
     /// How texts become words.
@@ -99,17 +101,18 @@ impl Tokenizer {
         limit: usize,
         options: WindowOptions,
     ) -> Result<Vec<Window>> {
-        let WordPrompt { ids, max_words, form } = prompt;
+        let WordPrompt { ids, words: first, max_words, form } = prompt;
         let [before, after]: [&[u32]; 2] = match form {
             WordForm::Gliner => self.special_ids().each_ref().map(Vec::as_slice),
             WordForm::Gliner2 => [&[]; 2],
         };
-        let room = limit.saturating_sub(before.len() + after.len() + ids.len());
+        let own = ids.len() + first.iter().map(Vec::len).sum::<usize>();
+        let room = limit.saturating_sub(before.len() + after.len() + own);
         if room == 0 {
             return Err(Error::too_large(format!(
                 "the labels have {} tokens, but the model takes at most {limit}, text tokens included; send fewer \
                  or shorter labels",
-                ids.len()
+                own
             )));
         }
         let (found, is_whole) = match options.stride {
@@ -149,7 +152,10 @@ impl Tokenizer {
             }
         };
         let truncated_from = (!is_whole).then_some(limit + 1);
-        Ok(windows.into_iter().map(|words| window(words, [before, ids, after], truncated_from)).collect())
+        Ok(windows
+            .into_iter()
+            .map(|words| window(words, first, [before, ids, after], truncated_from))
+            .collect())
     }
 
     /// Word tokens, without words that have none, as far as they fit into `windows` windows with `max_words` words and
@@ -221,16 +227,18 @@ fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usiz
     windows
 }
 
-/// The word window after a prompt.
+/// The word window after a prompt and its words.
 fn window(
     words: &[WordTokens],
+    first: &[Vec<u32>],
     [before, prompt, after]: [&[u32]; 3],
     truncated_from: Option<usize>,
 ) -> Window {
     let mut ids = [before, prompt].concat();
     let mut type_ids = vec![0; ids.len()];
-    for (number, word) in (1..).zip(words) {
-        ids.extend(&word.ids);
+    let all = first.iter().chain(words.iter().map(|word| &word.ids));
+    for (number, word) in (1..).zip(all) {
+        ids.extend(word);
         type_ids.push(number);
         type_ids.resize(ids.len(), 0);
     }

@@ -17,10 +17,12 @@ use crate::{
     models::{
         build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime, serve,
     },
-    token_classifiers::{are_equal, post},
+    token_classifiers::{are_equal, post, post_text},
 };
 
 const TOLERANCE: f32 = 3e-5;
+/// Scores of values that rounding does not change: a logit of 1 or more.
+const CLEAR: f64 = 0.7311;
 /// Attention among labels, two layers on state and label, and experts.
 const MODELS: [&str; 3] = ["tiny-gliner2", "tiny-gliner2-lstm", "tiny-gliner2-moe"];
 
@@ -55,6 +57,16 @@ struct Scored {
     multi_label: Vec<f32>,
     /// The label that the package chooses, with its score.
     best: (String, f64),
+}
+
+/// A call to `extract` and its result.
+#[derive(Debug, Deserialize)]
+struct Extracted {
+    text: String,
+    /// In the order in which the model reads it.
+    schema: String,
+    parameters: Value,
+    output: Value,
 }
 
 fn entities(model: &Model) -> &kivu::pipeline::zero_shot_entities::ZeroShotEntitiesPipeline {
@@ -184,6 +196,171 @@ async fn label_scores_are_those_of_the_package() {
     }
 }
 
+/// Sends a schema whose names keep their order.
+async fn extract(model: &Model, call: &Extracted) -> (u16, Value) {
+    let Value::Object(parameters) = &call.parameters else { panic!("{:?}", call.parameters) };
+    let parameters = parameters.iter().map(|(name, value)| format!(", {}: {value}", json!(name)));
+    let body = format!(
+        "{{\"text\": {}, \"schema\": {}{}}}",
+        json!(call.text),
+        call.schema,
+        parameters.collect::<String>()
+    );
+    post_text(model, "/gliner-2", body).await
+}
+
+/// Whether two results are equal except for the tolerance of scores.
+fn are_close(found: &Value, expected: &Value) -> bool {
+    match (found, expected) {
+        (Value::Array(found), Value::Array(expected)) => {
+            found.len() == expected.len()
+                && found.iter().zip(expected).all(|(found, expected)| are_close(found, expected))
+        }
+        (Value::Object(found), Value::Object(expected)) => {
+            found.len() == expected.len()
+                && expected.iter().all(|(name, value)| {
+                    found.get(name).is_some_and(|found| {
+                        match (name.as_str(), found.as_f64(), value.as_f64()) {
+                            ("confidence", Some(found), Some(value)) => {
+                                (found - value).abs() <= f64::from(TOLERANCE)
+                            }
+                            _ => are_close(found, value),
+                        }
+                    })
+                })
+        }
+        (found, expected) => found == expected,
+    }
+}
+
+#[tokio::test]
+async fn extractions_are_those_of_the_package() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let model = open_for(Task::TokenClassification, name, folder.path(), runtime).unwrap();
+        let calls: Vec<Extracted> = golden_entries(&format!("{name}-extraction"));
+        let (mut failures, mut values) = (Vec::new(), 0);
+        for call in &calls {
+            let (status, answer) = extract(&model, call).await;
+            assert_eq!(status, 200, "{call:?}: {answer}");
+            values += call.output.to_string().matches("\"text\"").count();
+            if !are_close(&answer["result"], &call.output) {
+                failures.push(format!("{call:?}:\n  found {}", answer["result"]));
+            }
+        }
+        assert!(calls.len() >= 40 && values >= 50, "{name} has {values} values in {} calls", calls.len());
+        assert!(failures.is_empty(), "{name}, {} failures:\n{}", failures.len(), failures.join("\n"));
+    }
+}
+
+/// The native engine has the same structures, apart from values near the threshold.
+#[tokio::test]
+async fn the_native_engine_extracts_the_same() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let source = fixtures().join("models").join(name);
+        let out = folder.path().join(name);
+        let loose = request_without_floor(
+            Task::TokenClassification,
+            &source,
+            out.clone(),
+            Some(Precision::Int8Blocks),
+        );
+        build(&loose, &|| Ok(runtime), &()).unwrap();
+        let model = serve(&out).unwrap();
+        let (mut clear, mut kept) = (0, 0);
+        for call in golden_entries::<Extracted>(&format!("{name}-extraction")) {
+            let (status, answer) = extract(&model, &call).await;
+            assert_eq!(status, 200, "{call:?}: {answer}");
+            let found = values(&answer["result"]);
+            for (path, score) in values(&call.output) {
+                if score > CLEAR {
+                    clear += 1;
+                    kept += usize::from(found.iter().any(|(other, _)| *other == path));
+                }
+            }
+        }
+        assert!(clear > 10 && kept as f32 / clear as f32 >= 0.8, "{name}: {kept} of {clear} values");
+    }
+}
+
+/// Values with their scores, by their names and texts.
+fn values(value: &Value) -> Vec<(String, f64)> {
+    match value {
+        Value::Array(values) => values.iter().flat_map(self::values).collect(),
+        Value::Object(fields) => match fields.get("confidence").and_then(Value::as_f64) {
+            Some(score) => {
+                let text = fields.get("text").or(fields.get("label")).unwrap();
+                vec![(text.to_string(), score)]
+            }
+            None => {
+                let fields = fields.iter().flat_map(|(name, value)| {
+                    values(value).into_iter().map(move |(path, score)| (format!("{name} {path}"), score))
+                });
+                fields.collect()
+            }
+        },
+        _ => Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn schemas_that_the_model_cannot_read_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_for(Task::TokenClassification, MODELS[0], folder.path(), runtime).unwrap();
+    let gliner = open_for(Task::TokenClassification, "tiny-gliner", folder.path(), runtime).unwrap();
+    let many: Vec<String> = (0..300).map(|number| format!("field number {number}")).collect();
+    let ask = async |model: &Model, fields: &str| {
+        let (status, answer) = post_text(model, "/gliner-2", format!("{{{fields}}}")).await;
+        format!("{status} {}", answer["detail"].as_str().unwrap_or_default())
+    };
+    let fields = format!(r#""text": "a", "schema": {{"structures": {{"a": {}}}}}"#, json!(many));
+    for (model, fields, expected) in [
+        (&model, r#""text": "a""#, "422 "),
+        (
+            &model,
+            r#""text": "a", "schema": {"entities": ["a [C] b"]}"#,
+            "422 expected names, descriptions and choices",
+        ),
+        (
+            &model,
+            r#""text": "a", "schema": {"structures": {"a": ["b::[x|[P]]"]}}"#,
+            "422 expected names, descriptions",
+        ),
+        (&model, r#""text": "a", "schema": ["a"], "task": "extract_tables""#, "422 "),
+        (
+            &model,
+            r#""text": "a", "schema": ["a"], "task": "extract_entities", "threshold": 2"#,
+            "422 expected a `threshold`",
+        ),
+        (
+            &model,
+            r#""text": "a", "schema": ["a"], "task": "extract_entities", "format_results": false"#,
+            "422 expected `format_results` true",
+        ),
+        (&model, &fields, "413 "),
+        (&model, r#""text": "", "schema": ["a"], "task": "extract_entities""#, "422 "),
+        (
+            &model,
+            r#""text": "a", "schema": {"entities": ["a"], "labels": ["b"]}"#,
+            "422 expected supported fields only in `schema`, but found `labels`",
+        ),
+        (
+            &gliner,
+            r#""text": "a", "schema": ["a"], "task": "extract_entities""#,
+            "422 expected a model that reads schemas (GLiNER2)",
+        ),
+    ] {
+        let found = ask(model, fields).await;
+        assert!(found.starts_with(expected) && found.len() > "422 ".len(), "{fields}: {found}");
+    }
+    let answer = ask(&model, r#""text": ["a", "b"], "schema": ["a"], "task": "extract_entities""#).await;
+    assert_eq!(answer, "200 ");
+}
+
 /// The native engine runs quantized models; clear entities and decisions remain.
 #[tokio::test]
 async fn quantized_models_have_clear_entities_and_labels() {
@@ -210,7 +387,7 @@ async fn quantized_models_have_clear_entities_and_labels() {
         let (mut clear, mut kept) = (0, 0);
         for call in golden_entries::<Found>(name) {
             let answer = ask_for_entities(&model, &call).await;
-            for entity in call.output.iter().filter(|entity| entity.score > 0.9) {
+            for entity in call.output.iter().filter(|entity| entity.score > CLEAR) {
                 let is_found = |found: &&Value| {
                     let found = (found["start"].as_u64(), found["end"].as_u64(), &found["entity_group"]);
                     found == (Some(entity.start as u64), Some(entity.end as u64), &json!(entity.label))
@@ -220,7 +397,7 @@ async fn quantized_models_have_clear_entities_and_labels() {
             }
         }
         let share = kept as f32 / clear as f32;
-        assert!(clear > 10 && share >= 0.8, "{name} in {precision}: {kept} of {clear} entities");
+        assert!(clear > 10 && share >= 0.9, "{name} in {precision}: {kept} of {clear} entities");
     }
     for precision in [Precision::Int8, Precision::Int8Blocks] {
         let (model, _) = open(MODELS[0], Task::ZeroShotClassification, precision);

@@ -41,9 +41,14 @@ struct Entry {
 }
 
 pub(crate) async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value) {
+    post_text(model, path, body.to_string()).await
+}
+
+/// Like [`post`], with the body as a text.
+pub(crate) async fn post_text(model: &Model, path: &str, body: String) -> (u16, Value) {
     let app = router(App::new(vec![model.clone()], Limits::default()));
     let request = http::Request::post(path).header("content-type", "application/json");
-    let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+    let response = app.oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     (status, serde_json::from_slice(&bytes).unwrap())

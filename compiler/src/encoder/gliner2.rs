@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use kivu_engine::program::SchemaTokens;
 use serde_json::{Map, Value};
 
 use super::{
@@ -29,6 +30,7 @@ use kivu::{
     pipeline::{
         Task,
         label_scores::{LabelScoresSettings, PooledTokens},
+        schema::{ENTITY, FIELD, LABEL, RELATION_END, SCHEMA, SCHEMA_SEPARATOR, SEPARATOR},
         zero_shot_entities::ZeroShotEntitiesSettings,
     },
     tokenizer::Tokenizer,
@@ -40,23 +42,14 @@ pub(crate) const GLINER2: &str = "extractor";
 pub(crate) const ENCODER_CONFIG: &str = "encoder_config";
 /// Prefix for encoder weights.
 const PREFIX: &str = "encoder.";
-/// Token in front of a schema's name.
-const SCHEMA: &str = "[P]";
-/// Token before each entity label.
-const ENTITY: &str = "[E]";
-/// Token before each label of a classification.
-const LABEL: &str = "[L]";
-/// Token between the schema and the text.
-const SEPARATOR: &str = "[SEP_TEXT]";
 /// Values of `counting_layer`.
 const COUNTING_LAYERS: [(&str, Mixing); 3] = [
     ("count_lstm", Mixing::Joined),
     ("count_lstm_v2", Mixing::Attention),
     ("count_lstm_moe", Mixing::Experts),
 ];
-/// Weights of the heads for entities, and of the head for labels.
+/// Weights that score spans. All bundles have the head for labels.
 const ENTITY_HEADS: [&str; 3] = ["span_rep.", "count_embed.", "count_pred."];
-const LABEL_HEAD: &str = "classifier.";
 
 /// Whether the model in `folder` is a GLiNER2 model.
 pub(crate) fn is_gliner2(folder: &Path) -> bool {
@@ -72,8 +65,8 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
     let (task, _) = choose(plan, vec![Task::TokenClassification, Task::ZeroShotClassification]);
     let scores_labels = task == Task::ZeroShotClassification;
     let mut weights = Weights::open(folder)?;
-    for head in if scores_labels { &ENTITY_HEADS[..] } else { &[LABEL_HEAD] } {
-        drop(weights.split_off(head));
+    if scores_labels {
+        ENTITY_HEADS.iter().for_each(|head| drop(weights.split_off(head)));
     }
     let weights = weights.with_prefix(PREFIX, encoder.names.words);
     // The tokens of schemas were added to the encoder's own vocabulary.
@@ -84,15 +77,21 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
     let max_tokens = max_tokens(folder, &encoder.facts)?;
     let longest = max_width(&config)?;
     let parsed = Tokenizer::from_json(&tokenizer)?;
-    token(&parsed, SEPARATOR)?;
-    let (schema, marker) =
-        (token(&parsed, SCHEMA)?, token(&parsed, if scores_labels { LABEL } else { ENTITY })?);
+    for other in [SEPARATOR, SCHEMA_SEPARATOR] {
+        token(&parsed, other)?;
+    }
+    let tokens = SchemaTokens {
+        schema: token(&parsed, SCHEMA)?,
+        fields: [token(&parsed, FIELD)?, token(&parsed, RELATION_END)?],
+        class: token(&parsed, LABEL)?,
+    };
+    let marker = if scores_labels { tokens.class } else { token(&parsed, ENTITY)? };
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: encoder.facts.hidden,
         scored: match scores_labels {
             true => Scored::Labels,
-            false => Scored::CountedSpans(CountedSpans { longest, schema, mixing: mixing(&config)? }),
+            false => Scored::CountedSpans(CountedSpans { longest, tokens, mixing: mixing(&config)? }),
         },
         recurrent_layers: 0,
         marker: Some(marker),

@@ -86,11 +86,16 @@ pub(super) fn span_logits(
 
 /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
 pub(super) fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
-    let one = graph.integers("one", &[1]);
     let is_marker = graph.node("Equal", &[ids, marker], vec![]);
     let is_marker = graph.cast(&is_marker, data_type::INT64);
-    let counted = graph.node("CumSum", &[&is_marker, &one], vec![]);
+    let counted = counted(graph, &is_marker);
     graph.node("Mul", &[&counted, &is_marker], vec![])
+}
+
+/// For each token, the number of tokens up to it for which `is_marker` is 1.
+pub(super) fn counted(graph: &mut GraphBuilder, is_marker: &Value) -> Value {
+    let one = graph.integers("one", &[1]);
+    graph.node("CumSum", &[is_marker, &one], vec![])
 }
 
 /// The indexes from 0 on of tokens that are numbered from 1 on.

@@ -4,6 +4,7 @@ use super::{Run, Scratch};
 use crate::{
     kernel::Kernel,
     program::{Program, SpanHead},
+    spans::LabelKind,
 };
 
 /// Scores the spans of one text.
@@ -21,7 +22,8 @@ pub(super) fn score_spans<K: Kernel>(
     buffers.words.clear();
     buffers.words.resize(words * head.width, 0.0);
     buffers.labels.clear();
-    buffers.schema.clear();
+    buffers.schemas.clear();
+    buffers.kinds.clear();
     buffers.tokens = 0;
     let mut texts = run.tokens[tokens.clone()].iter();
     run.each_part(value, tokens, |part| {
@@ -31,11 +33,13 @@ pub(super) fn score_spans<K: Kernel>(
                 let word = &mut buffers.words[word * head.width..][..head.width];
                 word.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
             }
-            if head.marker == Some(token.id) {
+            if let Some(kind) = head.kind(token.id) {
                 buffers.labels.extend_from_slice(row);
+                let schema = (buffers.schemas.len() / head.width).saturating_sub(1);
+                buffers.kinds.push((kind, schema));
             }
-            if head.schema == Some(token.id) && buffers.schema.is_empty() {
-                buffers.schema.extend_from_slice(row);
+            if head.schemas.is_some_and(|tokens| tokens.schema == token.id) {
+                buffers.schemas.extend_from_slice(row);
             }
         }
     });
@@ -44,6 +48,20 @@ pub(super) fn score_spans<K: Kernel>(
     }
     let mut out = run.part_mut(program.values[head.out].slot, text);
     head.score(kernel, buffers, &mut out);
+}
+
+impl SpanHead {
+    /// The kind of the label behind a token; `None` for tokens that are not in front of labels.
+    fn kind(&self, token: u32) -> Option<LabelKind> {
+        if self.marker == Some(token) {
+            return Some(LabelKind::Entity);
+        }
+        let tokens = self.schemas?;
+        if tokens.fields.contains(&token) {
+            return Some(LabelKind::Field);
+        }
+        (tokens.class == token).then_some(LabelKind::Class)
+    }
 }
 
 impl Run {

@@ -3,6 +3,7 @@
 mod batches;
 mod bedrock;
 mod cohere;
+mod gliner2;
 mod hub;
 mod kserve;
 mod ollama;
@@ -25,11 +26,12 @@ use super::{
 use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 14] = [
+static APIS: [Api; 15] = [
     tei::TEI,
     openai::OPENAI,
     batches::BATCHES,
     hub::HUB,
+    gliner2::GLINER2,
     cohere::COHERE,
     bedrock::BEDROCK,
     openai::JINA,

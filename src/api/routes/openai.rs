@@ -3,10 +3,10 @@
 use crate::api::{
     chat::{self, ChatCompletion, ChatRequest},
     dialect::Dialect,
-    guard::{self, LabelsRequest, LabelsResponse},
     openai::{self, EmbeddingsRequest, EmbeddingsResponse},
     ranking::{self, DocumentsRequest, JinaResponse},
     route::{Api, Route, RouteMethod, Runs, get, post},
+    vllm::{self, LabelsRequest, LabelsResponse},
 };
 
 pub(super) const OPENAI: Api = Api {
@@ -60,7 +60,7 @@ const CHAT: Route = post!(
 )
 .runs(Runs::Model);
 
-const LABELS: Route = post!("/classify", "classify", guard::classify, "Classify texts, in vLLM's form")
+const LABELS: Route = post!("/classify", "classify", vllm::classify, "Classify texts, in vLLM's form")
     .request::<LabelsRequest>(r#"{"input": ["I like you"], "model": "sentiment"}"#)
     .response::<LabelsResponse<'static>>(
         "Each text's best label, with the scores of all labels.",

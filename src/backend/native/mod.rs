@@ -18,6 +18,7 @@ use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
 use kivu_engine::kernel::InstructionSet;
+pub use kivu_engine::program::ABSENT;
 
 use self::workers::{MIN_SHARED_TOKENS, Workers};
 pub use self::{

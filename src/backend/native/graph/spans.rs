@@ -5,8 +5,8 @@ use kivu_engine::{
     kernel::{COLUMNS, LANES},
     program::{
         CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm, Mixing,
-        Norm, PairLayers, PairScorer, Per, Scorer, SpanHead, SpanScorer, TextScorer, Value, ValueId,
-        WORD_SCORES, WordScorer,
+        Norm, PairLayers, PairScorer, Per, SchemaTokens, Scorer, SpanHead, SpanScorer, TextScorer, Value,
+        ValueId, WORD_SCORES, WordScorer,
     },
 };
 
@@ -107,18 +107,21 @@ impl<'a> Reader<'a> {
     pub(super) fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
-        let [longest, schema, c0, c1, c2, c3, step, g0, g1, others @ ..] = constants else {
+        let [longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, others @ ..] = constants else {
             return Err(refuse());
         };
         let Some((spans, mixing)) = others.split_first_chunk::<13>() else { return Err(refuse()) };
-        let schema = self.scalar(schema).and_then(|schema| u32::try_from(schema).ok());
-        let (width, (_, counts)) = (head.width, self.shape(c2)?);
+        let tokens = self.integers(tokens).unwrap_or_default();
+        let tokens: Option<Vec<u32>> = tokens.iter().map(|token| u32::try_from(*token).ok()).collect();
+        let Some(&[schema, field, end, class]) = tokens.as_deref() else { return Err(refuse()) };
+        let schemas = SchemaTokens { schema, fields: [field, end], class };
+        let (width, (_, counts), (count, _)) = (head.width, self.shape(c2)?, self.shape(steps)?);
         let labels = CountedLabels {
             counts: [
                 self.dense_layer([c0, c1], [width, 2 * width])?,
                 self.dense_layer([c2, c3], [2 * width, counts])?,
             ],
-            step: self.array(step, 3 * width)?,
+            steps: self.array(steps, count.saturating_mul(3 * width))?,
             gates: self.dense_layer([g0, g1], [width, 3 * width])?,
             mixing: match node.op_type.as_str() {
                 "JoinedSpans" => self.joined(mixing, width)?,
@@ -126,11 +129,14 @@ impl<'a> Reader<'a> {
                 _ => self.experts(mixing, width)?,
             }
             .ok_or_else(refuse)?,
+            classes: [
+                self.dense_layer([k0, k1], [width, 2 * width])?,
+                padded(&self.dense_layer([k2, k3], [2 * width, 1])?),
+            ],
         };
         let labels = LabelLayers::Counted(Box::new(labels));
         let scorer = self.span_scorer(longest, labels, spans, width)?.ok_or_else(refuse)?;
-        let (head, longest) =
-            (HeadInputs { schema: Some(schema.ok_or_else(refuse)?), ..head }, scorer.longest);
+        let (head, longest) = (HeadInputs { schemas: Some(schemas), ..head }, scorer.longest);
         Ok(self.scores(head, Scorer::Spans(scorer), longest))
     }
 
@@ -326,14 +332,14 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let marker = marker.map(|(marker, _)| marker);
-        Ok((HeadInputs { input, width: self.values[input].width, marker, schema: None }, constants))
+        Ok((HeadInputs { input, width: self.values[input].width, marker, schemas: None }, constants))
     }
 
     /// Adds a head with `count` scores per word and label.
     fn scores(&mut self, head: HeadInputs, scorer: Scorer, count: usize) -> Meaning<'a> {
-        let HeadInputs { input, width, marker, schema } = head;
+        let HeadInputs { input, width, marker, schemas } = head;
         let (layers, out) = (std::mem::take(&mut self.lstms), self.value(Per::Token, count));
-        let head = SpanHead { input, width, marker, schema, layers, scorer, out };
+        let head = SpanHead { input, width, marker, schemas, layers, scorer, out };
         self.operations.push(Operation::Spans(Box::new(head)));
         Meaning::Spans(out)
     }
@@ -352,7 +358,7 @@ struct HeadInputs {
     input: ValueId,
     width: usize,
     marker: Option<u32>,
-    schema: Option<u32>,
+    schemas: Option<SchemaTokens>,
 }
 
 /// A layer with zeros after its outputs.
