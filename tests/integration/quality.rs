@@ -507,7 +507,10 @@ fn cross_entropy_that_cannot_be_measured_is_noted() {
     let report = home.report(&marian, &[("--pairs", &home.write("pairs.jsonl", &pairs))]);
     assert!(report["pairs"]["model"]["chrf"].is_number(), "{report}");
     assert!(report["pairs"]["model"].get("cross_entropy").is_none(), "{report}");
-    assert_eq!(report["notes"], json!(["cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"]));
+    assert_eq!(
+        report["notes"],
+        json!(["cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"])
+    );
 }
 
 #[test]
