@@ -404,6 +404,16 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
             "422: expected no `forced_bos_token_id` or {french}, the token of the target language, but found 10"
         )
     );
+    let mixed = json!({ "inputs": "the cat", "source": "fr", "target": "en" });
+    insta::assert_snapshot!(refusal("/translate", mixed).await, @"422: expected no `source` beside `inputs`, but found both; LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` and `tgt_lang`");
+    let mixed = json!({ "q": "the cat", "inputs": "the dog", "source": "en", "target": "fr" });
+    assert!(refusal("/translate", mixed).await.starts_with("422: expected no `inputs` beside `q`"));
+    let long = |parameters: Value| json!({ "inputs": "the cat sat on the mat ".repeat(9), "parameters": parameters });
+    let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": false });
+    assert!(refusal("/models/two", long(parameters)).await.starts_with("413: "));
+    let parameters =
+        json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
+    insta::assert_snapshot!(refusal("/models/two", long(parameters)).await, @"422: expected `truncation` and `truncate` to agree, but found different values; leave one of them out");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
     insta::assert_snapshot!(refusal("/translate", json!({ "src_lang": "en" })).await, @"422: expected the field `inputs`, but found none");
