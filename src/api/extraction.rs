@@ -41,13 +41,13 @@ pub(super) struct ExtractionResponse {
 pub(super) async fn extract(Call(context, body): Call<ExtractionRequest>) -> Reply {
     let reads_schemas = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some());
     let any = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
-    let pick = |pipeline| match pipeline {
-        &Pipeline::ZeroShotEntities(ref pipeline) => Some(pipeline),
-        _ => None,
-    };
     let name = body.model.as_deref();
-    let (_, pipeline) =
-        context.pipeline(name, Task::TokenClassification, &[&reads_schemas, &any], pick).await?;
+    let (_, pipeline) = context
+        .pipeline(name, Task::TokenClassification, &[&reads_schemas, &any], |pipeline| match pipeline {
+            Pipeline::ZeroShotEntities(pipeline) => Some(pipeline),
+            _ => None,
+        })
+        .await?;
     let is_single = body.text.is_text();
     let texts = inputs::texts("text", body.text, &context.texts)?;
     let extractor = body.parameters.prepare(pipeline, &context.scope())?;

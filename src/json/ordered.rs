@@ -24,9 +24,9 @@ pub enum Ordered {
     /// A string.
     Text(String),
     /// An array.
-    List(Vec<Ordered>),
+    List(Vec<Self>),
     /// An object; names are different.
-    Object(Vec<(String, Ordered)>),
+    Object(Vec<(String, Self)>),
 }
 
 impl Ordered {
