@@ -87,8 +87,12 @@ fn run(mut tests: Command, bundles: &Path) {
 
 #[test]
 fn the_package_returns_what_the_server_returns() {
-    let Some(tests) = program("package.test.mjs", &[]) else { return };
-    run(tests, bundles().path());
+    let bundles = bundles();
+    for module in ["kivuml.wasm", "kivuml-relaxed.wasm"] {
+        let Some(mut tests) = program("package.test.mjs", &[]) else { return };
+        tests.env("TEST_MODULE", module);
+        run(tests, bundles.path());
+    }
 }
 
 #[test]
