@@ -28,6 +28,8 @@ WEB := .kivu/web/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
 NODE := .kivu/node
 WASM := .kivu/wasm
+# Not npm's script, which starts it as a child and leaves it behind.
+WORKERD := tools/node_modules/@cloudflare/workerd-*/bin/workerd
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -317,7 +319,7 @@ wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
 # Not in `make test`: the module takes seven minutes of processor time to compile.
 .PHONY: wasm-test
 wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
-	TEST_WASM=$(abspath target/wasm) TEST_WORKERD=$(abspath $(WASM))/tools/node_modules/.bin/workerd \
+	TEST_WASM=$(abspath target/wasm) TEST_WORKERD="$$(echo $(abspath $(WASM))/$(WORKERD))" \
 	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test integration -- --nocapture wasm::
 
 $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
@@ -330,7 +332,7 @@ $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
 measure-wasm: wasm program browser $(WASM)/tools/installed $(WASM)/peers/installed $(WASM)/peers/models/minilm $(BUNDLE)/manifest.toml ## Compare the npm package for WebAssembly with transformers.js in Node.js and Chromium, and measure it in workerd
 	$(KIVU) build tests/fixtures/models/tiny-static --out $(WASM)/table
 	node benches/wasm.mjs --package target/wasm --bundle $(BUNDLE) --peers $(WASM)/peers --models $(WASM)/peers/models \
-	  --chromium "$$($(PAGE) tests/page/chromium.py .kivu/chromium)" --workerd $(WASM)/tools/node_modules/.bin/workerd \
+	  --chromium "$$($(PAGE) tests/page/chromium.py .kivu/chromium)" --workerd $(WASM)/$(WORKERD) \
 	  --table $(WASM)/table
 
 $(WASM)/peers/installed: benches/wasm_peers/package.json benches/wasm_peers/package-lock.json
