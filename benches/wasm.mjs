@@ -6,7 +6,8 @@
 //
 // `bundle` is an encoder's, and `table` one with static embeddings. `peers` has @huggingface/transformers and
 // onnxruntime-web in `node_modules`. `models` has the folder `minilm` with the bundle's model, as transformers.js takes it:
-// `onnx/model_quantized.onnx` (q8) with its tokenizer. Both sides take turns; ratios are medians of pairs.
+// `onnx/model_quantized.onnx` (q8) with its tokenizer. Both sides take turns; ratios are medians of pairs. Needs Node.js
+// 22.15 or newer.
 
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -14,7 +15,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { cpus, tmpdir } from "node:os";
 import path from "node:path";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 import { parseArgs } from "node:util";
 import { brotliCompressSync, gzipSync } from "node:zlib";
 
@@ -93,9 +94,12 @@ const sides = {
   },
   async transformers() {
     const { env, pipeline } = await import(${JSON.stringify(path.join(PEERS ?? "", "node_modules/@huggingface/transformers/dist/transformers.node.mjs"))});
-    Object.assign(env, { allowRemoteModels: false, localModelPath: ${JSON.stringify(`${MODELS}/`)} });
+    Object.assign(env, { allowRemoteModels: false, localModelPath: ${JSON.stringify(`${MODELS}/`)}, useWasmCache: false });
     env.backends.onnx.wasm.numThreads = 1;
+    env.backends.onnx.wasm.wasmPaths = ${JSON.stringify(`${pathToFileURL(path.join(PEERS ?? "", "node_modules/onnxruntime-web/dist"))}/`)};
     const extract = await pipeline("feature-extraction", "minilm", { dtype: "q8", device: "cpu" });
+    const { readFileSync } = await import("node:fs");
+    if (/libonnxruntime/.test(readFileSync("/proc/self/maps", "utf8"))) throw new Error("expected onnxruntime-web, but found the native library");
     return (texts) => batched(extract, texts);
   },
 };`;
