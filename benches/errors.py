@@ -27,6 +27,7 @@ def draw(forms, path):
                 errors = [matrix[part] for matrix in form["matrices"] if projection(matrix["name"]) == name]
                 axes.plot(range(1, len(errors) + 1), errors, marker, color=color, linestyle="-", linewidth=0.8, markersize=4, label=name)
             axes.set_yscale("log")
+            axes.minorticks_off()
             axes.set_title(f"{form['form']}: {part}", fontsize=9)
             axes.grid(axis="y", alpha=0.4)
     for axes in grid[-1]:

@@ -15,6 +15,7 @@ use super::{
     rejection::Reply,
     request::{self, Call, Context},
     response::with_usage,
+    tasks::similarity_request,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -266,7 +267,8 @@ async fn embed_as(
 }
 
 /// Compare sentences with a source sentence
-pub(super) async fn similarity(Call(context, body): Call<SimilarityRequest>) -> Reply {
+pub(super) async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
+    let body = similarity_request(body)?;
     let (_, pipeline) = context.embedding(body.model()).await?;
     let name = body.model().map(str::to_owned);
     similarity_with(&context, pipeline, name.as_deref(), body).await

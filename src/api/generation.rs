@@ -48,6 +48,8 @@ pub(super) struct HubParameters {
     clean_up_tokenization_spaces: Option<bool>,
     /// Whether texts above the token limit are truncated or refused.
     truncation: Option<HubTruncation>,
+    /// The same, as a boolean.
+    truncate: Option<bool>,
     /// Generation options, which take precedence over the same options next to it.
     generate_parameters: Option<GenerationOptions>,
 }
@@ -97,11 +99,12 @@ pub(super) async fn generate_with(
     let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let parameters = body.parameters.unwrap_or_default();
-    let (split, truncate) = match parameters.truncation {
-        Some(HubTruncation::LongestFirst | HubTruncation::OnlyFirst) => (Some(Split::Never), Some(true)),
-        Some(HubTruncation::DoNotTruncate | HubTruncation::OnlySecond) => (None, Some(false)),
-        None => (None, None),
-    };
+    let truncation = parameters.truncation.map(|strategy| match strategy {
+        HubTruncation::LongestFirst | HubTruncation::OnlyFirst => true,
+        HubTruncation::DoNotTruncate | HubTruncation::OnlySecond => false,
+    });
+    let truncate = inputs::one_value([("truncation", truncation), ("truncate", parameters.truncate)])?;
+    let split = (truncate == Some(true)).then_some(Split::Never);
     let parameters = TextToTextParameters {
         src_lang: parameters.src_lang,
         tgt_lang: parameters.tgt_lang,

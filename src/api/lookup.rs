@@ -92,6 +92,11 @@ impl Context {
     /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
     /// after all others, models with multi-vectors first.
     pub(super) async fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
+        if let Some(name) = name.filter(|name| self.app.named_prompt(Some(name)).is_some()) {
+            return Err(Error::invalid(format!(
+                "expected a model's name without a role, since ranking has a query and texts, but found `{name}`"
+            )));
+        }
         let ranks = |own: &TaskSettings<'_>| {
             matches!(own, TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_))
         };

@@ -41,7 +41,7 @@ pub(super) async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply
 
 async fn run_default(context: &Context, body: Value) -> Reply {
     if is_similarity(&body) {
-        let request: SimilarityRequest = from_value(body)?;
+        let request = similarity_request(body)?;
         let name = request.model().map(str::to_owned);
         let (_, pipeline) = context.embedding(name.as_deref()).await?;
         return similarity_with(context, pipeline, name.as_deref(), request).await;
@@ -106,52 +106,84 @@ async fn run_task(
     }
 }
 
-/// The body with all options in one place: those in the model hub's `parameters`, and those beside them. The others' own
-/// bodies have them in one place only.
+/// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
+pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
+    match body {
+        Value::Object(fields) => from_value(OptionsInOnePlace::read(fields, false)?.in_parameters()),
+        other => from_value(other),
+    }
+}
+
+/// The body with all options in one place: those in the model hub's `parameters`, and those beside them. TEI's own bodies
+/// for embedding, classification and ranking have them in one place only.
 fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
     let has_parameters = body.get("parameters").is_some();
     let is_read = match pipeline {
         Pipeline::Embedding(_) => form == Form::Hub || has_parameters,
         Pipeline::Classification(_) | Pipeline::Ranking(_) => form == Form::Hub,
-        _ => false,
+        _ => true,
     };
-    let mut fields = match body {
-        Value::Object(fields) if is_read => fields,
+    let found = match body {
+        Value::Object(fields) if is_read => OptionsInOnePlace::read(fields, pipeline.generator().is_some())?,
         other => return Ok(other),
     };
-    let inputs = fields.remove("inputs");
-    let mut options = match fields.remove("parameters") {
-        None | Some(Value::Null) => Map::new(),
-        Some(Value::Object(parameters)) => parameters,
-        Some(other) => return Err(unexpected("parameters", "an object", &other)),
-    };
-    add_options(&mut options, fields)?;
-    // As in the pipelines of `transformers`.
-    match options.remove("truncation") {
-        None | Some(Value::Null) => {}
-        Some(Value::Bool(truncation)) => {
-            let truncate = Map::from_iter([("truncate".to_owned(), truncation.into())]);
-            add_options(&mut options, truncate).map_err(|_| inputs::different("truncate", "truncation"))?;
-        }
-        Some(other) => return Err(unexpected("truncation", "a boolean", &other)),
+    match pipeline {
+        Pipeline::Ranking(_) => found.in_inputs(),
+        Pipeline::Embedding(_) => Ok(found.beside_inputs()),
+        _ => Ok(found.in_parameters()),
     }
-    Ok(match (pipeline, inputs) {
-        (Pipeline::Ranking(_), Some(Value::Object(mut inputs))) => {
-            add_options(&mut inputs, options)?;
-            Value::Object(inputs)
+}
+
+/// The parts of a body in the model hub's form.
+struct OptionsInOnePlace {
+    inputs: Option<Value>,
+    options: Map<String, Value>,
+}
+
+impl OptionsInOnePlace {
+    /// `has_strategies` is true for models that generate texts, whose `truncation` may also be the name of a strategy.
+    fn read(mut fields: Map<String, Value>, has_strategies: bool) -> Result<Self> {
+        let inputs = fields.remove("inputs");
+        let mut options = match fields.remove("parameters") {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(parameters)) => parameters,
+            Some(other) => return Err(unexpected("parameters", "an object", &other)),
+        };
+        add_options(&mut options, fields)?;
+        // As in the pipelines of `transformers`.
+        match options.remove("truncation") {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(truncation)) => {
+                let truncate = Map::from_iter([("truncate".to_owned(), truncation.into())]);
+                add_options(&mut options, truncate)
+                    .map_err(|_| inputs::different("truncate", "truncation"))?;
+            }
+            Some(other) if has_strategies => drop(options.insert("truncation".to_owned(), other)),
+            Some(other) => return Err(unexpected("truncation", "a boolean", &other)),
         }
-        (Pipeline::Ranking(_), inputs) => inputs.unwrap_or_default(),
-        (_, inputs) => {
-            let mut fields = match pipeline {
-                Pipeline::Classification(_) => {
-                    Map::from_iter([("parameters".to_owned(), Value::Object(options))])
-                }
-                _ => options,
-            };
-            fields.extend(inputs.map(|inputs| ("inputs".to_owned(), inputs)));
-            Value::Object(fields)
+        Ok(Self { inputs, options })
+    }
+
+    fn in_parameters(self) -> Value {
+        let options = Map::from_iter([("parameters".to_owned(), Value::Object(self.options))]);
+        Self { options, ..self }.beside_inputs()
+    }
+
+    fn beside_inputs(self) -> Value {
+        let mut fields = self.options;
+        fields.extend(self.inputs.map(|inputs| ("inputs".to_owned(), inputs)));
+        Value::Object(fields)
+    }
+
+    fn in_inputs(self) -> Result<Value> {
+        match self.inputs {
+            Some(Value::Object(mut inputs)) => {
+                add_options(&mut inputs, self.options)?;
+                Ok(Value::Object(inputs))
+            }
+            inputs => Ok(inputs.unwrap_or_default()),
         }
-    })
+    }
 }
 
 /// Adds options, none with another value than the same one has already.
@@ -256,7 +288,7 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)
     }
     let model = context.model(Some(&name)).await?;
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
-        return similarity_with(&context, pipeline, Some(&name), from_value(body)?).await;
+        return similarity_with(&context, pipeline, Some(&name), similarity_request(body)?).await;
     }
     run_task(&context, Selected { model, name: Some(&name) }, body, Form::Hub).await
 }

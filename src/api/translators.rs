@@ -190,9 +190,21 @@ impl LanguageRequest {
 
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
 pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
-    match body.get("q") {
-        Some(_) => libre_translate(&context, from_value(body)?).await,
-        None => translate_own(&context, from_value(body)?).await,
+    let (form, others) = match body.get("q") {
+        Some(_) => ("q", ["inputs", "src_lang", "tgt_lang"]),
+        None => ("inputs", ["source", "target", "alternatives"]),
+    };
+    if let Some(other) = others.into_iter().find(|name| body.get(name).is_some_and(|value| !value.is_null()))
+    {
+        return Err(Error::invalid(format!(
+            "expected no `{other}` beside `{form}`, but found both; LibreTranslate's form has `q`, `source` and `target`, \
+             Kivu's own `inputs`, `src_lang` and `tgt_lang`"
+        ))
+        .into());
+    }
+    match form {
+        "q" => libre_translate(&context, from_value(body)?).await,
+        _ => translate_own(&context, from_value(body)?).await,
     }
 }
 

@@ -245,13 +245,6 @@ impl EmbeddingPipeline {
         let (text, ends) = chunks.prompted(self.prompt_of(options)?);
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let (encodings, parts) = tokenizer.encode_parts(text, ends).await?;
-        // An empty mean would be the zero vector, which is similar to nothing.
-        if let Some(empty) = parts.iter().position(Range::is_empty) {
-            return Err(Error::invalid(format!(
-                "expected at least one token in each chunk for late chunking, but found none in chunk {empty}, counted from \
-                 0; leave it out"
-            )));
-        }
         let vectors = |row: Row<'_>| -> Vec<Vec<f32>> {
             let part = |tokens: &Range<usize>| {
                 let values = &row.values[tokens.start * row.width..tokens.end * row.width];

@@ -1,5 +1,6 @@
 //! A query and texts to one relevance score per text: by a cross-encoder, which reads query and text together, by late
-//! interaction between multi-vectors, or by the cosine similarity between embeddings.
+//! interaction between multi-vectors, or by the cosine similarity between embeddings, with the model's prompts for queries
+//! and documents.
 
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use super::{
     embedding::{EmbeddingOptions, EmbeddingPipeline, VectorKind},
     encoding::Input,
     pooling::cosine,
+    roles::TextRole,
     scores::ScoreFunction,
     usage::Usage,
 };
@@ -76,14 +78,23 @@ impl RankingPipeline {
                 pipeline.late_interaction(query, texts, options, deadline).await
             }
             Self::Embedding(pipeline) => {
-                let inputs = [query].into_iter().chain(texts).map(Input::Text).collect();
-                let embedding = EmbeddingOptions::for_comparison(options.truncation);
-                let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
-                let (query, texts) = embeddings.vectors.split_at(1);
-                let scores = texts.iter().map(|text| cosine(&query[0], text));
+                let of_role = |role: TextRole| {
+                    let prompt_name = pipeline.settings().prompt_name(role.name())?.map(str::to_owned);
+                    Ok(EmbeddingOptions {
+                        prompt_name,
+                        ..EmbeddingOptions::for_comparison(options.truncation)
+                    })
+                };
+                let (of_query, of_text) = (of_role(TextRole::Query)?, of_role(TextRole::Document)?);
+                let texts = texts.into_iter().map(Input::Text).collect();
+                let (query, texts) = futures::try_join!(
+                    pipeline.embed(vec![Input::Text(query)], &of_query, deadline),
+                    pipeline.embed(texts, &of_text, deadline)
+                )?;
+                let scores = texts.vectors.iter().map(|text| cosine(&query.vectors[0], text));
                 let scores =
                     scores.map(|score| if options.raw_scores { score } else { score.clamp(0.0, 1.0) });
-                Ok((scores.collect(), embeddings.usage))
+                Ok((scores.collect(), texts.usage.after(&query.usage)))
             }
         }
     }

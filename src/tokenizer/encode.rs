@@ -145,7 +145,7 @@ impl Encoding {
 impl Tokenizer {
     /// Encodes a text, special tokens included, into at most `limit` tokens.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let text = within_reach(text, limit, truncation)?;
+        let text = self.within_reach(text, limit, truncation)?;
         Encoding::within(self.ids(text)?, &self.around, limit, truncation, "text")
     }
 
@@ -157,7 +157,7 @@ impl Tokenizer {
                 "expected a text, but found a pair of texts, which the model does not read; join them",
             ));
         }
-        let encode = |text| self.encode_raw(within_reach(text, limit, truncation)?);
+        let encode = |text| self.encode_raw(self.within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
         // As in the crate; most post-processors set their own types.
         second.set_type_ids(vec![1; second.len()]);
@@ -197,13 +197,13 @@ impl Tokenizer {
                 "the text around a pair has {size} tokens, but the model takes at most {limit}"
             )));
         }
-        let between = self.ids(within_reach(text, limit, truncation)?)?;
+        let between = self.ids(self.within_reach(text, limit, truncation)?)?;
         Encoding::within(between, &around, limit, truncation, "pair of texts")
     }
 
     /// Encodes a text with several parts, special tokens included; fails if it exceeds `limit` tokens. `ends` are
     /// the parts' ends in bytes. A token across two parts belongs to the second; special tokens belong to the
-    /// first and the last part.
+    /// first and the last part. Parts without other tokens are refused.
     pub fn encode_parts(
         &self,
         text: &str,
@@ -216,9 +216,6 @@ impl Tokenizer {
                  once"
             ))
         };
-        if text.len() > reach(limit) {
-            return Err(too_long(text.len(), "bytes"));
-        }
         if self.exceeds(text, limit)? {
             return Err(too_long(text.len(), "bytes"));
         }
@@ -231,6 +228,13 @@ impl Tokenizer {
         let offsets = encoding.get_offsets();
         let cuts: Vec<usize> =
             ends.iter().map(|end| offsets.partition_point(|(_, of_token)| of_token <= end)).collect();
+        let starts = [0].iter().chain(&cuts);
+        if let Some(empty) = starts.zip(&cuts).position(|(start, end)| start == end) {
+            return Err(Error::invalid(format!(
+                "expected at least one token in each chunk for late chunking, but found none in chunk {empty}, counted from \
+                 0; leave it out"
+            )));
+        }
         let encoding = self.add_special_tokens(encoding, None)?;
         let before = encoding.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
         let mut start = 0;
@@ -244,7 +248,7 @@ impl Tokenizer {
 
     /// Encodes a text, without special tokens, into at most `limit` tokens.
     pub fn encode_bare(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
-        let ids = self.ids(within_reach(text, limit, truncation)?)?;
+        let ids = self.ids(self.within_reach(text, limit, truncation)?)?;
         Encoding::within(ids, &Default::default(), limit, truncation, "text")
     }
 
@@ -259,18 +263,58 @@ impl Tokenizer {
         Encoding::within(ids, &Default::default(), limit, truncation, "input")
     }
 
-    /// Whether a text has more than `max` tokens. Encodes it in pieces to save memory, with an allowance for
-    /// tokens that are cut in two.
+    /// Whether a text has more than `max` tokens.
     pub fn exceeds(&self, text: &str, max: usize) -> Result<bool> {
+        Ok(self.with_more_tokens(text, max, Side::Left)?.len() < text.len())
+    }
+
+    /// The text part that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
+    /// be cut off or refused.
+    pub(super) fn within_reach<'a>(
+        &self,
+        text: &'a str,
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<&'a str> {
+        if text.len() <= reach(limit) {
+            return Ok(text);
+        }
+        let kept = match truncation.side() {
+            Some(Side::Left) => Side::Right,
+            Some(Side::Right) | None => Side::Left,
+        };
+        let part = self.with_more_tokens(text, limit, kept)?;
+        if truncation == Truncation::Off && part.len() < text.len() {
+            return Err(Error::too_large(format!(
+                "the text has {} bytes, but the model takes at most {limit} tokens; set `truncate` to shorten it",
+                text.len()
+            )));
+        }
+        Ok(part)
+    }
+
+    /// A part at a text's `side` that has more than `count` tokens; the whole text if it may have fewer, as white space and
+    /// very long words do. Encodes pieces, to save memory, with an allowance for tokens that are cut in two.
+    fn with_more_tokens<'a>(&self, text: &'a str, count: usize, side: Side) -> Result<&'a str> {
         const PIECE_BYTES: usize = 64 * 1024;
         const ALLOWANCE: usize = 64;
-        let (mut rest, mut found) = (text, 0);
-        while rest.len() > PIECE_BYTES && found <= max {
-            let (piece, others) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        let (mut rest, mut found) = (text, 0_usize);
+        while rest.len() > PIECE_BYTES && found <= count {
+            let piece;
+            (piece, rest) = match side {
+                Side::Left => rest.split_at(rest.floor_char_boundary(PIECE_BYTES)),
+                Side::Right => {
+                    let (others, piece) = rest.split_at(rest.ceil_char_boundary(rest.len() - PIECE_BYTES));
+                    (piece, others)
+                }
+            };
             found += self.ids(piece)?.len().saturating_sub(ALLOWANCE);
-            rest = others;
         }
-        Ok(found > max)
+        let size = if found > count { text.len() - rest.len() } else { text.len() };
+        Ok(match side {
+            Side::Left => &text[..size],
+            Side::Right => &text[text.len() - size..],
+        })
     }
 
     /// The text part that its encoding covers, for models with a built-in tokenizer.
@@ -282,7 +326,7 @@ impl Tokenizer {
         truncation: Truncation,
     ) -> Result<String> {
         let (Some(_), Some(side)) = (encoding.truncated_from, truncation.side()) else { return Ok(text) };
-        let reachable = within_reach(&text, limit, truncation)?;
+        let reachable = self.within_reach(&text, limit, truncation)?;
         // With offsets, unlike `encode_fast`.
         let encoding = self.call(|raw| raw.encode(reachable, false)).map_err(cannot_tokenize)?;
         let encoding = self.post_process(encoding, None, false)?;
@@ -297,26 +341,10 @@ impl Tokenizer {
     }
 }
 
-/// Maximum bytes in a text's first or last `limit` tokens.
+/// Bytes that a text's first or last `limit` tokens have, but for long white space and very long words.
 pub fn reach(limit: usize) -> usize {
-    /// Tokens in all known vocabularies are much shorter, white space before them included.
-    const MAX_TOKEN_BYTES: usize = 1024;
-    limit.saturating_mul(MAX_TOKEN_BYTES)
-}
-
-/// The text part that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
-/// be cut off or refused.
-pub(super) fn within_reach(text: &str, limit: usize, truncation: Truncation) -> Result<&str> {
-    let reach = reach(limit);
-    match truncation.side() {
-        _ if text.len() <= reach => Ok(text),
-        Some(Side::Right) => Ok(&text[..text.floor_char_boundary(reach)]),
-        Some(Side::Left) => Ok(&text[text.ceil_char_boundary(text.len() - reach)..]),
-        None => Err(Error::too_large(format!(
-            "the text has {} bytes, but the model takes at most {limit} tokens; set `truncate` to shorten it",
-            text.len()
-        ))),
-    }
+    const TOKEN_BYTES: usize = 1024;
+    limit.saturating_mul(TOKEN_BYTES)
 }
 
 fn too_long(input: &str, found: usize, limit: usize) -> Error {

@@ -390,6 +390,35 @@ mod tests {
     }
 
     #[test]
+    fn long_white_space_and_long_words_do_not_hide_the_rest_of_a_text() {
+        for model in ["tiny-bert", "tiny-xlm-roberta", "tiny-nllb"] {
+            let tokenizer = Tokenizer::from_json(&fixture(model)).unwrap();
+            let rare = if model == "tiny-bert" { "x".repeat(200_000) } else { " ".repeat(200_000) };
+            for text in [format!("{rare} the cat"), format!("the cat {rare} sat"), format!("the cat {rare}")]
+            {
+                let all: Vec<u32> =
+                    tokenizer.tokens(&text, true).unwrap().iter().map(|token| token.id).collect();
+                assert!((3..20).contains(&all.len()), "{model}: {}", all.len());
+                for truncation in [Truncation::At(Side::Right), Truncation::At(Side::Left), Truncation::Off] {
+                    let found = tokenizer.encode(&text, 32, truncation).unwrap();
+                    assert_eq!((&found.ids, found.truncated_from), (&all, None), "{model}");
+                    let pair = tokenizer.encode_pair([&text, "a mat"], 32, truncation).unwrap();
+                    assert_eq!(pair.truncated_from, None, "{model}");
+                }
+            }
+            // Tokens behind the white space are still cut off.
+            let text = format!("{rare} {}", "the cat sat ".repeat(50_000));
+            let found = tokenizer.encode(&text, 32, Truncation::At(Side::Right)).unwrap();
+            let expected = tokenizer.tokens(&format!("{rare} the cat sat the cat sat"), true).unwrap();
+            assert_eq!(found.ids.len(), 32);
+            assert!(found.truncated_from.is_some_and(|found| found > 32));
+            let same = found.ids.iter().zip(&expected).take_while(|(id, token)| **id == token.id).count();
+            assert!(same >= 5, "{model}: {same}");
+            assert!(tokenizer.encode(&text, 32, Truncation::Off).is_err());
+        }
+    }
+
+    #[test]
     fn a_character_map_with_an_index_out_of_bounds_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
         let tokenizer = Tokenizer::from_compiled(damaged.to_vec()).unwrap();

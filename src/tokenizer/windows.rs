@@ -8,7 +8,7 @@ use tokenizers::{
 };
 use unicode_segmentation::UnicodeSegmentation;
 
-use super::{Encoding, Side, Tokenizer, Truncation, encode::within_reach, vocabulary::Vocabulary};
+use super::{Encoding, Side, Tokenizer, Truncation, vocabulary::Vocabulary};
 use crate::error::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];
@@ -59,7 +59,7 @@ impl Tokenizer {
         if let Some(stride) = stride {
             return self.overlapping_windows(text, room, stride, options);
         }
-        let read = within_reach(text, limit, truncation)?;
+        let read = self.within_reach(text, limit, truncation)?;
         // Characters before the part that is read.
         let skipped = match truncation {
             Truncation::At(Side::Left) => text[..text.len() - read.len()].chars().count(),

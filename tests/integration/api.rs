@@ -221,6 +221,25 @@ async fn similarity_is_the_cosine_in_the_order_of_the_sentences() {
     assert_eq!(at_root, similarities, "at the default route");
 }
 
+/// As `encode_query` and `encode_document` in sentence-transformers.
+#[tokio::test]
+async fn embedding_models_rank_with_their_prompts() {
+    let vector = async |text: &str, role: Option<&str>| {
+        let (_, vectors) = ask("/embed", &json!({ "inputs": text, "prompt_name": role })).await;
+        [0, 1].map(|place| vectors[0][place].as_f64().unwrap())
+    };
+    let cosine = |left: [f64; 2], right: [f64; 2]| left[0] * right[0] + left[1] * right[1];
+    let text = vector("dog and bird", None).await;
+    let expected = cosine(vector("dog", Some("query")).await, text);
+    let body = json!({ "query": "dog", "texts": ["dog and bird"], "raw_scores": true });
+    let (_, ranks) = ask("/rerank", &body).await;
+    let score = ranks[0]["score"].as_f64().unwrap();
+    assert!((score - expected).abs() < 1e-6, "{score} instead of {expected}");
+    assert!((score - cosine(vector("dog", None).await, text)).abs() > 1e-6, "the prompt counts");
+    let named = json!({ "query": "dog", "texts": ["dog"], "model": "tiny:query" }).to_string();
+    insta::assert_snapshot!(refusal("/rerank", named).await, @"422: expected a model's name without a role, since ranking has a query and texts, but found `tiny:query`");
+}
+
 #[tokio::test]
 async fn embed_all_returns_a_vector_per_token() {
     let (_, vectors) = ask("/embed_all", &json!({ "inputs": ["cat"] })).await;
@@ -459,6 +478,20 @@ async fn options_count_wherever_they_are() {
     }
     insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "parameters": "b"}"#).await, @"422: expected `parameters` to be an object, but found a string");
     insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "truncation": "longest_first"}"#).await, @"422: expected `truncation` to be a boolean, but found a string");
+    let similarity = |fields: Value| {
+        let mut body = json!({ "inputs": { "source_sentence": "cat", "sentences": ["dog and bird"] } });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    for path in ["/models/tiny", "/", "/similarity"] {
+        for option in [json!({ "prompt": "dog " }), json!({ "dimensions": 1 })] {
+            let beside = ask(path, &similarity(option.clone())).await;
+            assert_eq!(beside, ask(path, &similarity(json!({ "parameters": option }))).await, "{path}");
+            assert_ne!(beside, ask(path, &similarity(json!({}))).await, "{path} {option}");
+        }
+        let whole = json!({ "inputs": { "source_sentence": "cat ".repeat(20), "sentences": ["dog"] }, "truncation": false });
+        assert_eq!(ask(path, &whole).await.0, StatusCode::PAYLOAD_TOO_LARGE, "{path}");
+    }
     let rerank = |path, documents: Value| {
         refusal(path, json!({ "query": "cat", "documents": documents, "prompt": "query: " }).to_string())
     };

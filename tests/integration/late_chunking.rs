@@ -91,6 +91,11 @@ async fn chunks_are_texts_or_sentences() {
         let (status, answer) = ask(body).await;
         format!("{}: {}", status.as_u16(), answer["error"]["message"].as_str().unwrap())
     };
+    for blank in [json!(["a", " "]), json!([" ", "a"]), json!(["a", " ", "b"])] {
+        let (status, error) = ask(json!({ "input": blank, "late_chunking": true })).await;
+        assert_eq!(status, 422, "{blank}: {error}");
+        assert!(error.to_string().contains("at least one token in each chunk"), "{blank}: {error}");
+    }
     let ids = json!({ "input": [[1, 2]], "token_encoding": "model", "late_chunking": true });
     let refusals = [
         refused(json!({ "input": vec!["cat"; 60], "late_chunking": true })).await,

@@ -9,18 +9,23 @@ alternately.
 
 import argparse
 import array
+import http.client
 import json
 import os
 import random
 import shutil
+import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import harness
 from harness import BUCKET, KIVU, Weed, kivu
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benches"))
+from on_demand import copies  # noqa: E402
 
 HIDDEN, LAYERS, INNER, WORDS, POSITIONS = 768, 12, 3680, 30522, 512
 
@@ -149,18 +154,43 @@ def memory(weed, folder, env, rows):
     print(f"memory at {rows} rows: {found[rows] / found[10_000]:.3f} times that at 10000")
 
 
+def on_demand(weed, folder, env, count=20):
+    """First requests to models that are fetched, checked and loaded for them."""
+    (folder / "many").mkdir()
+    copies(Path(os.environ["TEST_BUNDLE"]), folder / "many", count)
+    for bundle in (folder / "many").iterdir():
+        kivu(weed.endpoint, "push", bundle, f"s3://{BUCKET}/many", env=env)
+    process = subprocess.Popen(
+        [KIVU, "serve", f"s3://{BUCKET}/many", "--load", "on-demand", "--listen", "127.0.0.1:0"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | env | {"AWS_ENDPOINT_URL": weed.endpoint})
+    connection = http.client.HTTPConnection(process.stdout.readline().split("http://")[1].strip(), timeout=60)
+    times = []
+    for number in range(count):
+        started = time.monotonic()
+        connection.request("POST", f"/models/m{number}/embed", json.dumps({"inputs": "What is deep learning?"}))
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        response.read()
+        times.append((time.monotonic() - started) * 1000)
+    process.kill()
+    process.wait()
+    print(f"first request to a model in S3: median {statistics.median(times):.0f} ms, at most {max(times):.0f} ms")
+
+
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--rows", type=int, default=1_000_000)
-    arguments.add_argument("--only", choices=["loading", "memory"])
+    arguments.add_argument("--only", choices=["loading", "memory", "on-demand"])
     arguments = arguments.parse_args()
     weed, folder = Weed(), Path(tempfile.mkdtemp(prefix="kivu-bench-"))
     env = {"KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_HOME": str(folder / "home")}
     try:
-        if arguments.only != "memory":
+        if arguments.only in (None, "loading"):
             loading(weed, folder, env)
-        if arguments.only != "loading":
+        if arguments.only in (None, "memory"):
             memory(weed, folder, env, arguments.rows)
+        if arguments.only in (None, "on-demand"):
+            on_demand(weed, folder, env)
     finally:
         weed.stop()
         shutil.rmtree(folder)

@@ -82,8 +82,8 @@ pub enum PairFigures {
         chrf: f64,
         /// Share of generated texts that equal their reference.
         exact_match: f64,
-        /// Mean negative log-probability of a reference's tokens, in nats; `None` for models whose targets begin with
-        /// other tokens than the decoder's start, or whose target tokenizer only decodes.
+        /// Mean negative log-probability of a reference's tokens, in nats; `None` for models whose target tokenizer only
+        /// decodes.
         #[serde(skip_serializing_if = "Option::is_none")]
         cross_entropy: Option<f64>,
     },

@@ -112,7 +112,10 @@ pub fn measure(
                 .push("all pairs have the same score, so there is no correlation or accuracy".to_owned());
         }
         if matches!(model, PairFigures::References { cross_entropy: None, .. }) {
-            report.notes.push("cross-entropy is measured for T5 and similar models only".to_owned());
+            report.notes.push(
+                "cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"
+                    .to_owned(),
+            );
         }
     }
     Ok(report)

@@ -369,8 +369,8 @@ impl Generator {
         })
     }
 
-    /// Generates a text, and predicts each token of its reference, the end included. There are no predictions for models
-    /// whose targets begin with other tokens than the decoder's start, or whose target tokenizer only decodes.
+    /// Generates a text, and predicts each token of its reference that the model chooses: the end, but not the decoder's
+    /// start and the language. There are no predictions for models whose target tokenizer only decodes.
     async fn reference(
         &self,
         form: &Form,
@@ -381,17 +381,25 @@ impl Generator {
         let whole = self.pipeline.decoding_of(text, options)?;
         let output = self.generate(form, &self.restricted(&whole)).await?;
         let (settings, tokenizer) = (self.pipeline.settings(), self.pipeline.target_tokenizer());
-        let [before, _] = tokenizer.special_ids();
-        let first: Vec<i64> = whole.config.first_ids().collect();
-        let is_plain = first.len() == 1 && before.is_empty() && self.shortlist.is_none();
-        if !is_plain || settings.target_tokenizer.is_some() {
+        if settings.target_tokenizer.is_some() {
             return Ok((output, Vec::new()));
         }
-        let known = tokenizer.ids(reference)?.into_iter().map(i64::from);
-        let end = whole.config.end_id();
-        let target: Arc<[i64]> =
-            first.into_iter().chain(known).chain(end).take(settings.max_positions).collect();
-        Ok((output, steps(form, &whole, &target).await?))
+        // References also have tokens that no shortlist allows.
+        let decoding = match &self.shortlist {
+            Some(shortlist) => within(&whole, (0..=i64::from(shortlist.largest())).collect()),
+            None => whole,
+        };
+        let mut target: Vec<i64> = decoding.config.first_ids().collect();
+        let given = target.len();
+        if given == 1 {
+            let [before, _] = tokenizer.special_ids();
+            target.extend(before.iter().copied().map(i64::from));
+        }
+        target.extend(tokenizer.ids(reference)?.into_iter().map(i64::from));
+        target.extend(decoding.config.end_id());
+        target.truncate(settings.max_positions);
+        let steps = steps(form, &decoding, &target.into()).await?;
+        Ok((output, steps.into_iter().skip(given - 1).collect()))
     }
 }
 

@@ -284,7 +284,7 @@ impl Seq2SeqPipeline {
         let settings = self.settings();
         let mut options = options.clone();
         if let Some(language) = language {
-            language.request(&mut options);
+            language.request(&mut options)?;
         }
         let vocabulary = match self.local() {
             Some(backend) => backend.vocabulary(),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     backend::Signature,
+    error::{Error, Result},
     pipeline::generation::{GenerationOptions, GenerationSettings},
 };
 
@@ -152,10 +153,20 @@ impl LanguageToken {
     }
 
     /// Sets the token that selects the target language.
-    pub(super) fn request(self, options: &mut GenerationOptions) {
-        match self.position {
-            TargetToken::First => options.forced_bos_token_id = Some(self.id),
-            TargetToken::Start => options.decoder_start_token_id = Some(self.id),
+    ///
+    /// # Errors
+    /// If a request has another token in its place.
+    pub(super) fn request(self, options: &mut GenerationOptions) -> Result<()> {
+        let (name, option) = match self.position {
+            TargetToken::First => ("forced_bos_token_id", &mut options.forced_bos_token_id),
+            TargetToken::Start => ("decoder_start_token_id", &mut options.decoder_start_token_id),
+        };
+        match option.replace(self.id).filter(|found| *found != self.id) {
+            Some(found) => Err(Error::invalid(format!(
+                "expected no `{name}` or {}, the token of the target language, but found {found}",
+                self.id
+            ))),
+            None => Ok(()),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     pipeline::generation::GenerationOptions,
-    tokenizer::{Token, Tokenizer, reach},
+    tokenizer::{Token, Tokenizer},
 };
 
 /// When a text is split.
@@ -142,27 +142,28 @@ impl SourceEncoder {
 
     /// Ids for a text with its prefix; `None` if they are certainly too many.
     fn ids_within(&self, whole: &str, frame: &Frame<'_>) -> Result<Option<Vec<i64>>> {
-        if whole.len() > reach(frame.limit) || self.exceeds(whole, frame.limit)? {
+        if self.with_more_tokens(whole, frame.limit)?.is_some() {
             return Ok(None);
         }
         self.ids(whole).map(Some)
     }
 
-    /// Whether a text certainly exceeds `limit` tokens, judged by its shortest sufficient prefix. A long text is halved
-    /// until its parts are short enough, and would otherwise be tokenized at every halving.
-    fn exceeds(&self, text: &str, limit: usize) -> Result<bool> {
+    /// A short prefix with certainly more than `limit` tokens, if a text has one. A long text is halved until its parts are
+    /// short enough, and would otherwise be tokenized at every halving.
+    fn with_more_tokens<'a>(&self, text: &'a str, limit: usize) -> Result<Option<&'a str>> {
         const MIN_BYTES: usize = 256;
         const BYTES_PER_TOKEN: usize = 8;
         /// Allowance for tokens that are cut in two.
         const ALLOWANCE: usize = 64;
         let mut size = limit.saturating_mul(BYTES_PER_TOKEN).max(MIN_BYTES);
         while size < text.len() {
-            if self.ids(&text[..text.floor_char_boundary(size)])?.len() > limit + ALLOWANCE {
-                return Ok(true);
+            let prefix = &text[..text.floor_char_boundary(size)];
+            if self.ids(prefix)?.len() > limit + ALLOWANCE {
+                return Ok(Some(prefix));
             }
             size = size.saturating_mul(2);
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Whether the model reads a text as a whole.
@@ -229,7 +230,7 @@ impl SourceEncoder {
         }
         let mut ids = match ids {
             Some(ids) => ids,
-            None => self.ids(&text[..text.floor_char_boundary(reach(limit))])?,
+            None => self.ids(self.with_more_tokens(text, limit)?.unwrap_or(text))?,
         };
         ids.truncate(limit);
         Ok((ids, true))

@@ -397,6 +397,23 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     insta::assert_snapshot!(generate(json!({ "num_beams": -1 })).await, @"422: expected `parameters.generate_parameters.num_beams` to be an integer from 0 on, but found `-1`");
     insta::assert_snapshot!(generate(json!({ "early_stopping": "sometimes" })).await, @r#"422: wrong value in `parameters.generate_parameters.early_stopping`: expected true, false or "never""#);
     insta::assert_snapshot!(generate(json!({ "beams": 2 })).await, @"422: unknown field `parameters.generate_parameters.beams`; known fields: `max_length`, `max_new_tokens`, `min_length`, `min_new_tokens`, `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`, `repetition_penalty`, `bad_words_ids`, `suppress_tokens`, `begin_suppress_tokens`, `decoder_start_token_id`, `forced_bos_token_id`, `forced_eos_token_id`, `renormalize_logits`, `do_sample`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `epsilon_cutoff`, `eta_cutoff`, `seed`");
+    let french = token(&tokenizer(), "fra_Latn");
+    assert_eq!(
+        generate(json!({ "forced_bos_token_id": 10 })).await,
+        format!(
+            "422: expected no `forced_bos_token_id` or {french}, the token of the target language, but found 10"
+        )
+    );
+    let mixed = json!({ "inputs": "the cat", "source": "fr", "target": "en" });
+    insta::assert_snapshot!(refusal("/translate", mixed).await, @"422: expected no `source` beside `inputs`, but found both; LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` and `tgt_lang`");
+    let mixed = json!({ "q": "the cat", "inputs": "the dog", "source": "en", "target": "fr" });
+    assert!(refusal("/translate", mixed).await.starts_with("422: expected no `inputs` beside `q`"));
+    let long = |parameters: Value| json!({ "inputs": "the cat sat on the mat ".repeat(9), "parameters": parameters });
+    let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": false });
+    assert!(refusal("/models/two", long(parameters)).await.starts_with("413: "));
+    let parameters =
+        json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
+    insta::assert_snapshot!(refusal("/models/two", long(parameters)).await, @"422: expected `truncation` and `truncate` to agree, but found different values; leave one of them out");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
     insta::assert_snapshot!(refusal("/translate", json!({ "src_lang": "en" })).await, @"422: expected the field `inputs`, but found none");
