@@ -253,8 +253,7 @@ mod tests {
 
     #[test]
     fn an_address_takes_the_full_stop_that_is_added() {
-        let words =
-            |text| words(text, WordForm::Gliner2).map(|Word { text, span }| (text, span)).collect::<Vec<_>>();
+        let words = |text| split_as(WordForm::Gliner2, text);
         let word = |text: &str, start, end| (text.to_owned(), (start, end));
         assert_eq!(words("See http://Ä.b"), [word("see", 0, 3), word("http://ä.b.", 4, 14)]);
         assert_eq!(words("www.a.b!"), [word("www.a.b!", 0, 8)]);
@@ -263,7 +262,7 @@ mod tests {
     }
 
     fn split_as(form: WordForm, text: &str) -> Vec<(String, (usize, usize))> {
-        words(text, form).map(|word| (word.text.into_owned(), word.span)).collect()
+        words(text, form).map(|word| (word.text, word.span)).collect()
     }
 
     fn split(text: &str) -> Vec<(String, (usize, usize))> {
