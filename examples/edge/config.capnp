@@ -23,7 +23,7 @@ const worker :Workerd.Worker = (
     (name = "errors.js", esModule = embed "node_modules/kivuml-wasm/errors.js"),
     (name = "files.js", esModule = embed "node_modules/kivuml-wasm/files.js"),
     (name = "index.js", esModule = embed "node_modules/kivuml-wasm/index.js"),
-    (name = "kivuml.wasm", wasm = embed "node_modules/kivuml-wasm/kivuml.wasm"),
+    (name = "kivuml-relaxed.wasm", wasm = embed "node_modules/kivuml-wasm/kivuml-relaxed.wasm"),
     (name = "kivuml_wasm.js", esModule = embed "node_modules/kivuml-wasm/kivuml_wasm.js"),
     (name = "load.js", esModule = embed "node_modules/kivuml-wasm/load.js"),
     (name = "model.js", esModule = embed "node_modules/kivuml-wasm/model.js"),

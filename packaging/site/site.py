@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Builds the documentation site from the Markdown files and the program's API reference.
 
-    python3 packaging/site/site.py KIVU BUNDLE ZENSICAL OUT
+    python3 packaging/site/site.py KIVU BUNDLE ZENSICAL WASM OUT
 
-KIVU serves BUNDLE for the API reference; ZENSICAL is the site generator. The site is written to OUT/site. Missing pages
-and headings, Markdown pages that the navigation lacks, and requests to other hosts are errors.
+KIVU serves BUNDLE for the API reference; ZENSICAL is the site generator. The page `search` runs BUNDLE in the visitor's
+browser, by the npm package in the folder WASM. The site is written to OUT/site. Missing pages and headings, Markdown pages
+that the navigation lacks, and requests to other hosts are errors.
 """
 
 import re
@@ -43,6 +44,13 @@ def write_reference(kivu, bundle, target):
         server.stdin.close()
 
 
+def write_search(bundle, wasm, target):
+    """Copies the page that searches in the browser, with the package and the model."""
+    shutil.copytree(HERE / "search", target)
+    shutil.copytree(wasm, target / "package")
+    shutil.copytree(bundle, target / "model")
+
+
 def listed(navigation):
     """The navigation's Markdown pages."""
     for entry in navigation:
@@ -69,7 +77,7 @@ def foreign_resources(site):
 
 
 def main():
-    kivu, bundle, zensical, out = map(Path, sys.argv[1:])
+    kivu, bundle, zensical, wasm, out = map(Path, sys.argv[1:])
     shutil.rmtree(out, ignore_errors=True)
     pages = out / "pages"
     pages.mkdir(parents=True)
@@ -84,6 +92,7 @@ def main():
     if built.returncode:
         sys.exit(built.stdout + built.stderr)
     site = out / "site"
+    write_search(bundle, wasm, site / "search")
     if not (site / "api-reference/openapi.json").is_file() or not (site / "search.json").is_file():
         sys.exit("expected `api-reference/openapi.json` and `search.json` in the site, but found them not")
     if foreign := list(foreign_resources(site)):

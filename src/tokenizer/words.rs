@@ -50,13 +50,13 @@ pub enum WordForm {
     /// As in the package `gliner`.
     Gliner,
     /// As in the package `gliner2`: with whole addresses, and in lower case. A text that does not end with a full stop, an
-    /// exclamation mark or a question mark gets a full stop, a word with an empty span. There are no special tokens around
+    /// exclamation mark or a question mark gets a full stop, a word with an empty span, or the end of an address. There are no special tokens around
     /// a text.
     Gliner2,
 }
 
-struct Word<'a> {
-    text: Cow<'a, str>,
+struct Word {
+    text: String,
     /// Start and end in the text, in characters.
     span: (usize, usize),
 }
@@ -66,26 +66,25 @@ struct WordTokens {
     span: (usize, usize),
 }
 
-fn words(text: &str, form: WordForm) -> impl Iterator<Item = Word<'_>> {
+fn words(text: &str, form: WordForm) -> impl Iterator<Item = Word> {
     let (pattern, is_lower) = match form {
         WordForm::Gliner => (&WORDS, false),
         WordForm::Gliner2 => (&ADDRESSES_AND_WORDS, true),
     };
+    // The stop may become a part of an address.
+    let adds_stop = form == WordForm::Gliner2 && !text.ends_with(['.', '!', '?']);
+    let read = if adds_stop { Cow::Owned(format!("{text}.")) } else { Cow::Borrowed(text) };
     let (mut byte, mut character) = (0, 0);
-    let found = pattern.find_iter(text).map(move |found| {
-        let start = character + text[byte..found.start()].chars().count();
+    iter::from_fn(move || {
+        let found = pattern.find_at(&read, byte)?;
+        let start = character + read[byte..found.start()].chars().count();
         let end = start + found.as_str().chars().count();
         (byte, character) = (found.end(), end);
         let word = found.as_str();
-        let text = if is_lower { Cow::Owned(word.to_lowercase()) } else { Cow::Borrowed(word) };
-        Word { text, span: (start, end) }
-    });
-    let adds_stop = form == WordForm::Gliner2 && !text.ends_with(['.', '!', '?']);
-    let stop = iter::once_with(move || {
-        let end = adds_stop.then(|| text.chars().count());
-        end.map(|end| Word { text: Cow::Borrowed("."), span: (end, end) })
-    });
-    found.chain(stop.flatten())
+        let has_stop = usize::from(byte > text.len());
+        let text = if is_lower { word.to_lowercase() } else { word.to_owned() };
+        Some(Word { text, span: (start, end - has_stop) })
+    })
 }
 
 impl Tokenizer {
@@ -160,9 +159,9 @@ impl Tokenizer {
 
     /// Word tokens, without words that have none, as far as they fit into `windows` windows with `max_words` words and
     /// `room` tokens each, and whether all of them fit.
-    fn read_words<'a>(
+    fn read_words(
         &self,
-        words: impl Iterator<Item = Word<'a>>,
+        words: impl Iterator<Item = Word>,
         [max_words, room]: [usize; 2],
         windows: usize,
     ) -> Result<(Vec<WordTokens>, bool)> {
@@ -199,7 +198,7 @@ impl Tokenizer {
 }
 
 /// A text's last `max` words.
-fn last_words(text: &str, form: WordForm, max: usize) -> VecDeque<Word<'_>> {
+fn last_words(text: &str, form: WordForm, max: usize) -> VecDeque<Word> {
     let mut last = VecDeque::new();
     for word in words(text, form) {
         if last.len() == max {
@@ -252,8 +251,18 @@ fn window(
 mod tests {
     use super::*;
 
+    #[test]
+    fn an_address_takes_the_full_stop_that_is_added() {
+        let words = |text| split_as(WordForm::Gliner2, text);
+        let word = |text: &str, start, end| (text.to_owned(), (start, end));
+        assert_eq!(words("See http://Ä.b"), [word("see", 0, 3), word("http://ä.b.", 4, 14)]);
+        assert_eq!(words("www.a.b!"), [word("www.a.b!", 0, 8)]);
+        assert_eq!(words("see it"), [word("see", 0, 3), word("it", 4, 6), word(".", 6, 6)]);
+        assert_eq!(words(""), [word(".", 0, 0)]);
+    }
+
     fn split_as(form: WordForm, text: &str) -> Vec<(String, (usize, usize))> {
-        words(text, form).map(|word| (word.text.into_owned(), word.span)).collect()
+        words(text, form).map(|word| (word.text, word.span)).collect()
     }
 
     fn split(text: &str) -> Vec<(String, (usize, usize))> {

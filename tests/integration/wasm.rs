@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     env, fs,
+    os::unix::fs::symlink,
     path::Path,
     process::{Command, Stdio},
 };
@@ -20,7 +21,6 @@ use kivu::{
 use crate::{
     live::{root, succeed},
     models::{build_request, fixtures, request_without_floor, runtime, serve},
-    python::bundles,
     serving::{Server, kivu},
 };
 
@@ -65,6 +65,30 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
     insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
 }
 
+/// The bundles that `make bundles` has built, and a fixture for each other task, for the native engine.
+fn bundles() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for bundle in fs::read_dir(root().join(".kivu/bundles")).unwrap() {
+        let bundle = bundle.unwrap();
+        symlink(bundle.path(), folder.path().join(bundle.file_name())).unwrap();
+    }
+    let runtime = runtime().expect("`make wasm-test` installs ONNX Runtime");
+    for (name, fixture, task) in [
+        ("ner", "tiny-bert-ner", Task::TokenClassification),
+        ("ner-labels", "tiny-gliner", Task::TokenClassification),
+        ("vectors-colbert", "tiny-colbert-stanford", Task::FeatureExtraction),
+        ("vectors-splade", "tiny-splade-bert", Task::FeatureExtraction),
+        ("vectors-static", "tiny-static", Task::FeatureExtraction),
+    ] {
+        let (source, out) = (fixtures().join("models").join(fixture), folder.path().join(name));
+        let mut request = request_without_floor(task, &source, out.clone(), Some(Precision::Int8));
+        request.name = Some(name.into());
+        build_request(&request, runtime).unwrap();
+        fs::remove_file(out.with_extension("toml")).unwrap();
+    }
+    folder
+}
+
 /// A command that runs a test program in Node.js, unless a variable that it needs is not set.
 fn program(name: &str, variables: &[&str]) -> Option<Command> {
     for variable in ["TEST_WASM"].iter().chain(variables) {
@@ -87,8 +111,12 @@ fn run(mut tests: Command, bundles: &Path) {
 
 #[test]
 fn the_package_returns_what_the_server_returns() {
-    let Some(tests) = program("package.test.mjs", &[]) else { return };
-    run(tests, bundles().path());
+    let bundles = bundles();
+    for module in ["kivuml.wasm", "kivuml-relaxed.wasm"] {
+        let Some(mut tests) = program("package.test.mjs", &[]) else { return };
+        tests.env("TEST_MODULE", module);
+        run(tests, bundles.path());
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // Uses the npm package `kivuml-wasm` in Chromium: in a page, in a worker, and again without the server's files.
 //
-//     TEST_BUNDLES=FOLDER TEST_WASM=target/wasm TEST_CHROMIUM=PROGRAM node tests/wasm/browser.test.mjs
+//     TEST_BUNDLES=FOLDER TEST_URL=http://127.0.0.1:8080 TEST_WASM=target/wasm TEST_CHROMIUM=PROGRAM \
+//       node tests/wasm/browser.test.mjs
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -10,9 +11,10 @@ import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { fileURLToPath } from "node:url";
 
 const { TEST_BUNDLES: BUNDLES, TEST_CHROMIUM: CHROMIUM, TEST_WASM } = process.env;
+const URL_OF_SERVER = process.env.TEST_URL.replace(/\/$/, "");
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 const PACKAGE = path.resolve(ROOT, TEST_WASM);
 const TYPES = { ".html": "text/html", ".js": "text/javascript", ".wasm": "application/wasm" };
@@ -20,12 +22,13 @@ const TEXTS = ["The ferry leaves at seven.", "猫 🐈", "A cat sat on the mat."
 
 const PAGE = `<!doctype html><script type="module">
 import { load } from "/package/index.js";
+import { instructionSet } from "/package/native.js";
 const report = (found) => fetch("/report", { method: "POST", body: JSON.stringify(found) });
 try {
   const texts = ${JSON.stringify(TEXTS)};
   const vectors = async (bundle) => {
     const model = await load(bundle);
-    const found = await model.encode(texts);
+    const found = await model.encode(texts, { normalize: true });
     model.close();
     return found.map((vector) => Array.from(vector));
   };
@@ -46,7 +49,7 @@ try {
     worker.onerror = reject;
   });
   const missing = await load("/bundles/nothing").then(() => "", ({ name, message }) => name + ": " + message);
-  await report({ minilm, table, offline, repaired, inWorker, missing });
+  await report({ minilm, table, offline, repaired, inWorker, missing, instructions: instructionSet() });
 } catch (error) {
   await report({ error: String(error?.stack ?? error) });
 }
@@ -55,10 +58,36 @@ try {
 const WORKER = `import { load } from "/package/index.js";
 onmessage = async ({ data }) => {
   const model = await load("/bundles/minilm");
-  postMessage((await model.encode(data)).map((vector) => Array.from(vector)));
+  postMessage((await model.encode(data, { normalize: true })).map((vector) => Array.from(vector)));
 };`;
 
-/** Serves the page, and resolves to its report. */
+/** Searches on the page of the documentation site, and again after a reload without a connection. */
+const SEARCHING = `<!doctype html><iframe src="/search/"></iframe><script type="module">
+const report = (found) => fetch("/report", { method: "POST", body: JSON.stringify(found) });
+const frame = document.querySelector("iframe");
+const loaded = () => new Promise((resolve) => (frame.onload = resolve));
+const search = async (query) => {
+  const page = frame.contentDocument;
+  page.querySelector("input").value = query;
+  page.querySelector("form").requestSubmit();
+  const status = page.querySelector("output");
+  while (/…$|^$/.test(status.value)) await new Promise((resolve) => setTimeout(resolve, 20));
+  return { status: status.value, found: Array.from(page.querySelectorAll("li"), (item) => item.textContent) };
+};
+try {
+  if (frame.contentDocument?.readyState !== "complete" || frame.contentDocument.URL === "about:blank") await loaded();
+  const first = await search("When does the boat go?");
+  await fetch("/offline", { method: "POST" });
+  const reloaded = loaded();
+  frame.contentWindow.location.reload();
+  await reloaded;
+  await report({ first, offline: await search("gardening") });
+} catch (error) {
+  await report({ error: String(error?.stack ?? error) });
+}
+</script>`;
+
+/** Serves the pages, and resolves to their report. */
 async function serve(run) {
   let isOffline = false;
   const requests = [];
@@ -71,14 +100,13 @@ async function serve(run) {
       else isOffline = pathname === "/offline";
       return answer(204, "text/plain", "");
     }
-    if (pathname === "/") return answer(200, "text/html; charset=utf-8", PAGE);
+    const page = { "/": PAGE, "/searching": SEARCHING }[pathname];
+    if (page) return answer(200, "text/html; charset=utf-8", page);
     if (pathname === "/worker.js") return answer(200, "text/javascript; charset=utf-8", WORKER);
     const [, root, ...rest] = pathname.split("/");
-    const file = path.join({ package: PACKAGE, bundles: BUNDLES }[root] ?? "/nothing", ...rest);
-    if (root === "bundles") {
-      requests.push(rest.join("/"));
-      if (isOffline) return request.socket.destroy();
-    }
+    const file = root === "search" ? ofSite(rest) : path.join({ package: PACKAGE, bundles: BUNDLES }[root] ?? "/nothing", ...rest);
+    if (root === "bundles") requests.push(rest.join("/"));
+    if (root !== "package" && isOffline) return request.socket.destroy();
     if (!existsSync(file)) return answer(404, "text/plain", "");
     answer(200, TYPES[path.extname(file)] ?? "application/octet-stream", readFileSync(file));
   });
@@ -88,6 +116,39 @@ async function serve(run) {
   } finally {
     server.closeAllConnections();
     server.close();
+  }
+}
+
+/** The server's vectors, as numbers in `f32`. */
+async function served(model) {
+  const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ inputs: TEXTS, model }) };
+  const vectors = await (await fetch(`${URL_OF_SERVER}/embed`, options)).json();
+  return vectors.map((vector) => vector.map(Math.fround));
+}
+
+/** A file of the page that searches. */
+function ofSite([name, ...rest]) {
+  const folder = { package: PACKAGE, model: path.join(BUNDLES, "minilm") }[name];
+  return folder ? path.join(folder, ...rest) : path.join(ROOT, "packaging/site/search", name || "index.html");
+}
+
+/** Opens a page in a new browser, and resolves to its report and to the requests for bundles. */
+async function reported(page) {
+  const profile = mkdtempSync(path.join(tmpdir(), "kivuml-chromium-"));
+  try {
+    return await serve(async (url, report, requests) => {
+      const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", `--user-data-dir=${profile}`];
+      // In a process group, whose processes end together.
+      const browser = spawn(CHROMIUM, [...flags, url + page], { stdio: "ignore", detached: true });
+      const ended = once(browser, "exit").then(([code]) => ({ error: `Chromium ended with ${code}` }));
+      try {
+        return { ...(await Promise.race([report, ended])), requests: [...requests] };
+      } finally {
+        process.kill(-browser.pid, "SIGKILL");
+      }
+    });
+  } finally {
+    rmSync(profile, { recursive: true, force: true, maxRetries: 20 });
   }
 }
 
@@ -104,33 +165,27 @@ async function all(stream) {
 }
 
 test("models run in Chromium, and without a connection after the first load", { timeout: 120_000 }, async () => {
-  const profile = mkdtempSync(path.join(tmpdir(), "kivuml-chromium-"));
-  try {
-    const found = await serve(async (url, report, requests) => {
-      const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", `--user-data-dir=${profile}`];
-      const browser = spawn(CHROMIUM, [...flags, url], { stdio: "ignore" });
-      const ended = once(browser, "exit").then(([code]) => ({ error: `Chromium ended with ${code}` }));
-      try {
-        return { ...(await Promise.race([report, ended])), requests: [...requests] };
-      } finally {
-        browser.kill("SIGKILL");
-      }
-    });
-    assert.equal(found.error, undefined);
-    const { load } = await import(pathToFileURL(path.join(PACKAGE, "index.js")).href);
-    for (const [name, bundle] of [["minilm", "minilm"], ["table", "vectors-static"]]) {
-      const expected = await (await load(path.join(BUNDLES, bundle))).encode(TEXTS);
-      assert.deepEqual(found[name], expected.map((vector) => Array.from(vector)), `${name} as in Node.js`);
-    }
-    assert.deepEqual(found.offline, found.minilm);
-    assert.deepEqual(found.repaired, found.minilm);
-    assert.deepEqual(found.inWorker, found.minilm);
-    assert.match(found.missing, /^UnknownModelError: expected a bundle's file at `http:.*\/bundles\/nothing\/manifest\.toml`, but found the status 404$/);
-    const count = (file) => found.requests.filter((name) => name === file).length;
-    // Once for the first load, and once for the damaged copy.
-    assert.equal(count("minilm/weights.bin"), 2);
-    assert.equal(count("minilm/tokenizer.json"), 0, "the compiled form is enough");
-  } finally {
-    rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+  const found = await reported("");
+  assert.equal(found.error, undefined);
+  assert.match(found.instructions, /^relaxed-/);
+  for (const [name, model] of [["minilm", "minilm"], ["table", "vectors-static"]]) {
+    assert.deepEqual(found[name], await served(model), `${model} as in the server`);
   }
+  assert.deepEqual(found.offline, found.minilm);
+  assert.deepEqual(found.repaired, found.minilm);
+  assert.deepEqual(found.inWorker, found.minilm);
+  assert.match(found.missing, /^UnknownModelError: expected a bundle's file at `http:.*\/bundles\/nothing\/manifest\.toml`, but found the status 404$/);
+  const count = (file) => found.requests.filter((name) => name === file).length;
+  // Once for the first load, and once for the damaged copy.
+  assert.equal(count("minilm/weights.bin"), 2);
+  assert.equal(count("minilm/tokenizer.json"), 0, "the compiled form is enough");
+});
+
+test("the documentation site's search runs in the browser, and without a connection after the first load", { timeout: 120_000 }, async () => {
+  const { error, first, offline } = await reported("searching");
+  assert.equal(error, undefined);
+  assert.match(first.status, /^[\d.]+ ms for the query$/);
+  assert.match(first.found[0], /^The ferry to the island leaves at seven/);
+  assert.match(offline.found[0], /^Tomatoes need at least six hours of sun a day\./);
+  assert.equal(offline.found.length, 3);
 });

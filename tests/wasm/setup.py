@@ -3,7 +3,7 @@
 
     python tests/wasm/setup.py FOLDER
 
-Writes FOLDER/cargo, which is cargo for the target wasm32-unknown-unknown with 128-bit vectors. It uses the installed
+Writes FOLDER/cargo, which is cargo for the target wasm32-unknown-unknown with relaxed 128-bit vectors. It uses the installed
 compiler if that has the target (`rustup target add wasm32-unknown-unknown`). Otherwise it uses Debian's, and compiles the
 standard library from Debian's source package: no Debian package has it for this target. Linking takes the linker of the
 installed compiler in either case. Packages are pinned and unpacked as for arm64: see tests/arm64/setup.py.
@@ -21,7 +21,7 @@ TARGET = "wasm32-unknown-unknown"
 SOURCE = ("rust-web-src", "all", RUST, "9de8597c464d0a9283672973ed7e50092b49a92b95861429043fe8b57468a208")
 # The parts of the source that the standard library is compiled from.
 LIBRARY = "usr/src/rustc-{version}"
-FLAGS = ["-Ctarget-feature=+simd128"]
+FLAGS = ["-Ctarget-feature=+simd128,+relaxed-simd"]
 
 CARGO = """#!/bin/sh
 exec {variables}cargo --config {configuration} "$@"

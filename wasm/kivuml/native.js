@@ -3,13 +3,26 @@
 // All models share an instance. One that panicked, or had no memory, cannot be used again: its models reject calls, and the
 // next model gets another instance.
 
-import start, { __wbg_reset_state as restart, Files, Model as Opened, memoryBytes, requiredFiles, useInstructions } from "./kivuml_wasm.js";
+import start, {
+  __wbg_reset_state as restart,
+  Files,
+  Model as Opened,
+  instructionsInUse,
+  memoryBytes,
+  requiredFiles,
+  useInstructions,
+} from "./kivuml_wasm.js";
 
 /** Texts per call, between which other events are handled. */
 export const batch = 16;
 /** The longest time without other events, in milliseconds, apart from a single call. */
 const MAX_BUSY = 50;
 const NO_MEMORY = "expected more memory";
+/** A module that only hosts with relaxed SIMD accept: a function with `f32x4.relaxed_madd`. */
+const RELAXED = new Uint8Array([
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 19, 1, 17, 0, 65, 0, 253, 15, 65, 0, 253, 15, 65, 0,
+  253, 15, 253, 133, 2, 11,
+]);
 
 /** @typedef {import("./index.js").ModuleSource} ModuleSource */
 
@@ -42,6 +55,11 @@ export function use(module, chosen) {
 /** The size of the instance's memory, in bytes. */
 export function memory() {
   return memoryBytes();
+}
+
+/** The instructions that the instance uses. */
+export function instructionSet() {
+  return instructionsInUse();
 }
 
 /**
@@ -186,8 +204,14 @@ function started(module) {
 
 /** @param {ModuleSource} [module] */
 async function instantiate(module) {
-  await start({ module_or_path: await loadable(module ?? new URL("kivuml.wasm", import.meta.url)) });
+  await start({ module_or_path: await loadable(module ?? suitable()) });
   return begun();
+}
+
+/** The package's module for this host. */
+function suitable() {
+  if (WebAssembly.validate(RELAXED)) return new URL("kivuml-relaxed.wasm", import.meta.url);
+  return new URL("kivuml.wasm", import.meta.url);
 }
 
 function begun() {

@@ -11,7 +11,7 @@ mod model;
 mod texts;
 
 use kivu::{
-    backend::native::use_instructions,
+    backend::native::{instructions, use_instructions},
     config::parse_instructions,
     repository::{Manifest, bundle::loaded_files},
 };
@@ -24,11 +24,17 @@ fn start() {
     report_panics();
 }
 
-/// Chooses the engine's instructions, `simd128` or `portable`, before the first model is opened.
+/// Chooses the engine's instructions, `portable` or others of this host, before the first model is opened.
 #[wasm_bindgen(js_name = useInstructions)]
 pub fn choose_instructions(name: &str) -> Result<(), JsValue> {
     let chosen = parse_instructions(name).map_err(kivu::Error::config).map_err(Failure::from)?;
     Ok(use_instructions(Some(chosen)).map_err(Failure::from)?)
+}
+
+/// The engine's instructions: `relaxed-dot`, `relaxed-madd`, `simd128` or `portable`.
+#[wasm_bindgen(js_name = instructionsInUse)]
+pub fn instructions_in_use() -> String {
+    instructions().name().to_owned()
 }
 
 /// The files to pass to a model with this manifest: names with their BLAKE3 in hexadecimal, one after another.

@@ -9,6 +9,8 @@ use super::{Avx2, Avx512Vnni, AvxVnni};
 use super::{Kernel, KernelFn, Plain};
 #[cfg(target_arch = "aarch64")]
 use super::{NeonDotProduct, NeonI8mm};
+#[cfg(target_feature = "relaxed-simd")]
+use super::{RelaxedDot, RelaxedMadd};
 
 /// A kernel this processor can execute.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,12 @@ pub enum InstructionSet {
     /// NEON with 8-bit dot products.
     #[cfg(target_arch = "aarch64")]
     NeonDotProduct(NeonDotProduct),
+    /// 128-bit vectors in WebAssembly, with fused multiply-adds and 8-bit dot products.
+    #[cfg(target_feature = "relaxed-simd")]
+    RelaxedDot(RelaxedDot),
+    /// 128-bit vectors in WebAssembly, with fused multiply-adds.
+    #[cfg(target_feature = "relaxed-simd")]
+    RelaxedMadd(RelaxedMadd),
     /// 128-bit vectors in WebAssembly.
     #[cfg(target_feature = "simd128")]
     Simd128(Simd128),
@@ -62,6 +70,10 @@ impl InstructionSet {
             Self::NeonI8mm(_) => "neon-i8mm",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(_) => "neon-dotprod",
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedDot(_) => "relaxed-dot",
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedMadd(_) => "relaxed-madd",
             #[cfg(target_feature = "simd128")]
             Self::Simd128(_) => "simd128",
             Self::Plain(_) => "portable",
@@ -86,8 +98,12 @@ impl InstructionSet {
             NeonI8mm::new().map(Self::NeonI8mm),
             #[cfg(target_arch = "aarch64")]
             NeonDotProduct::new().map(Self::NeonDotProduct),
+            #[cfg(target_feature = "relaxed-simd")]
+            RelaxedDot::new().map(Self::RelaxedDot),
+            #[cfg(target_feature = "relaxed-simd")]
+            RelaxedMadd::new().map(Self::RelaxedMadd),
             #[cfg(target_feature = "simd128")]
-            Some(Self::Simd128(Simd128)),
+            Some(Self::Simd128(Simd128::new())),
             Some(Self::Plain(Plain)),
         ];
         all.into_iter().flatten()
@@ -106,6 +122,10 @@ impl InstructionSet {
             Self::NeonI8mm(kernel) => kernel.call(function),
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(kernel) => kernel.call(function),
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedDot(kernel) => kernel.call(function),
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedMadd(kernel) => kernel.call(function),
             #[cfg(target_feature = "simd128")]
             Self::Simd128(kernel) => kernel.call(function),
             Self::Plain(kernel) => kernel.call(function),
@@ -126,6 +146,10 @@ impl fmt::Display for InstructionSet {
             Self::NeonI8mm(_) => "NEON i8mm",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(_) => "NEON dot product",
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedDot(_) => "WebAssembly relaxed dot product",
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedMadd(_) => "WebAssembly relaxed multiply-add",
             #[cfg(target_feature = "simd128")]
             Self::Simd128(_) => "WebAssembly SIMD",
             Self::Plain(_) => "portable",

@@ -7,8 +7,8 @@
 //! - lane operations are correctly rounded, as in IEEE 754; `min` and `max` are comparisons with a defined result for
 //!   NaN and for positive and negative zero.
 //!
-//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add, and its kernel's
-//! differs in one of some 2^29 cases.
+//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add without relaxed instructions, and
+//! its kernel's differs in one of some 2^29 cases.
 //!
 //! # Weights
 //! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
@@ -47,6 +47,8 @@ pub use neon::{NeonDotProduct, NeonI8mm};
 pub use plain::Plain;
 #[cfg(target_feature = "simd128")]
 pub use simd128::Simd128;
+#[cfg(target_feature = "relaxed-simd")]
+pub use simd128::{RelaxedDot, RelaxedMadd};
 
 /// `f32` lanes per kernel, and columns per panel.
 pub const LANES: usize = 16;
@@ -121,7 +123,7 @@ pub trait KernelFn {
 
 /// Arithmetic for a processor family.
 ///
-/// Kernels are zero-sized. A value exists only on processors that can execute it.
+/// A value exists only on processors that can execute it.
 pub trait Kernel: Copy + Send + Sync + 'static {
     /// 16 numbers, in registers.
     type F32x16: Copy;

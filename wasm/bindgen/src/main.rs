@@ -1,8 +1,10 @@
-//! Writes the JavaScript for the WebAssembly module.
+//! Writes the JavaScript for the WebAssembly module, and a second module for hosts without relaxed instructions.
 //!
 //!     kivu-wasm-bindgen MODULE FOLDER
 
-use std::{env, error::Error};
+mod relaxed;
+
+use std::{env, error::Error, fs, path::Path};
 
 use wasm_bindgen_cli_support::Bindgen;
 
@@ -17,5 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     // An instance that panicked is replaced by another one.
     bindgen.reset_state_function(true);
     bindgen.web(true)?.generate(folder)?;
+    let path = Path::new(folder).join("kivuml_wasm_bg.wasm");
+    let module = relaxed::with_exact_comparisons(&fs::read(&path)?)?;
+    fs::write(path.with_file_name("kivuml_wasm_baseline.wasm"), relaxed::without_relaxed(&module)?)?;
+    fs::write(path, module)?;
     Ok(())
 }
