@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 
 use super::{
     app::App,
+    hub_body::HubBody,
     inputs,
     rejection::Reply,
     request::{self, Call, Context},
     response::with_usage,
-    tasks::similarity_request,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -272,6 +272,14 @@ pub(super) async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
     let (_, pipeline) = context.embedding(body.model()).await?;
     let name = body.model().map(str::to_owned);
     similarity_with(&context, pipeline, name.as_deref(), body).await
+}
+
+/// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
+pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
+    match body {
+        Value::Object(fields) => request::from_value(HubBody::read(fields, false)?.in_parameters()),
+        other => request::from_value(other),
+    }
 }
 
 pub(super) async fn similarity_with(

@@ -19,6 +19,7 @@ mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
+mod hub_body;
 mod inputs;
 mod kserve;
 mod lookup;

@@ -6,12 +6,13 @@ use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
-    embedding::{EmbedRequest, SimilarityRequest, embed_by_default, similarity_with},
+    embedding::{EmbedRequest, embed_by_default, similarity_request, similarity_with},
     generation::generate_with,
+    hub_body::HubBody,
     inputs,
     ranking::rerank_with,
     rejection::{Rejection, Reply},
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    json::{self, Tree},
+    json::Tree,
     model::{Model, Pipeline},
     pipeline::sharing_turns,
     task::labels,
@@ -106,14 +107,6 @@ async fn run_task(
     }
 }
 
-/// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
-pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
-    match body {
-        Value::Object(fields) => from_value(OptionsInOnePlace::read(fields, false)?.in_parameters()),
-        other => from_value(other),
-    }
-}
-
 /// The body with all options in one place: those in the model hub's `parameters`, and those beside them. TEI's own bodies
 /// for embedding, classification and ranking have them in one place only.
 fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
@@ -124,7 +117,7 @@ fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
         _ => true,
     };
     let found = match body {
-        Value::Object(fields) if is_read => OptionsInOnePlace::read(fields, pipeline.generator().is_some())?,
+        Value::Object(fields) if is_read => HubBody::read(fields, pipeline.generator().is_some())?,
         other => return Ok(other),
     };
     match pipeline {
@@ -132,73 +125,6 @@ fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
         Pipeline::Embedding(_) => Ok(found.beside_inputs()),
         _ => Ok(found.in_parameters()),
     }
-}
-
-/// The parts of a body in the model hub's form.
-struct OptionsInOnePlace {
-    inputs: Option<Value>,
-    options: Map<String, Value>,
-}
-
-impl OptionsInOnePlace {
-    /// `has_strategies` is true for models that generate texts, whose `truncation` may also be the name of a strategy.
-    fn read(mut fields: Map<String, Value>, has_strategies: bool) -> Result<Self> {
-        let inputs = fields.remove("inputs");
-        let mut options = match fields.remove("parameters") {
-            None | Some(Value::Null) => Map::new(),
-            Some(Value::Object(parameters)) => parameters,
-            Some(other) => return Err(unexpected("parameters", "an object", &other)),
-        };
-        add_options(&mut options, fields)?;
-        // As in the pipelines of `transformers`.
-        match options.remove("truncation") {
-            None | Some(Value::Null) => {}
-            Some(Value::Bool(truncation)) => {
-                let truncate = Map::from_iter([("truncate".to_owned(), truncation.into())]);
-                add_options(&mut options, truncate)
-                    .map_err(|_| inputs::different("truncate", "truncation"))?;
-            }
-            Some(other) if has_strategies => drop(options.insert("truncation".to_owned(), other)),
-            Some(other) => return Err(unexpected("truncation", "a boolean", &other)),
-        }
-        Ok(Self { inputs, options })
-    }
-
-    fn in_parameters(self) -> Value {
-        let options = Map::from_iter([("parameters".to_owned(), Value::Object(self.options))]);
-        Self { options, ..self }.beside_inputs()
-    }
-
-    fn beside_inputs(self) -> Value {
-        let mut fields = self.options;
-        fields.extend(self.inputs.map(|inputs| ("inputs".to_owned(), inputs)));
-        Value::Object(fields)
-    }
-
-    fn in_inputs(self) -> Result<Value> {
-        match self.inputs {
-            Some(Value::Object(mut inputs)) => {
-                add_options(&mut inputs, self.options)?;
-                Ok(Value::Object(inputs))
-            }
-            inputs => Ok(inputs.unwrap_or_default()),
-        }
-    }
-}
-
-/// Adds options, none with another value than the same one has already.
-fn add_options(options: &mut Map<String, Value>, others: Map<String, Value>) -> Result<()> {
-    for (name, value) in others.into_iter().filter(|(_, value)| !value.is_null()) {
-        if options.get(&name).is_some_and(|found| !found.is_null() && *found != value) {
-            return Err(inputs::different(&name, &format!("parameters.{name}")));
-        }
-        options.insert(name, value);
-    }
-    Ok(())
-}
-
-fn unexpected(field: &str, expected: &str, found: &Value) -> Error {
-    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", json::kind(found)))
 }
 
 /// Refuses requests for another task, whose response their client would misread.
