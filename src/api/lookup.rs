@@ -12,7 +12,7 @@ use crate::{
         embedding::{EmbeddingPipeline, VectorKind},
         ranking::RankingPipeline,
     },
-    repository::TaskSettings,
+    repository::{Manifest, TaskSettings},
     telemetry::request::note_model,
 };
 
@@ -39,13 +39,13 @@ impl Context {
         serves: &[Serves<'_>],
         pick: impl Fn(&'a Pipeline) -> Option<P>,
     ) -> Result<(&'a Model, P)> {
-        let wrong = |entry: &Entry| Model::wrong_task(&entry.name, entry.manifest.task, task);
+        let wrong = |name: &str, found: &Manifest| Model::wrong_task(name, found.task, task);
         let does = |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
         let entry = match name {
             Some(_) => {
                 let entry = self.entry(name).await?;
                 let is_fit = serves.iter().any(|serves| does(&entry, serves));
-                if is_fit { Some(entry) } else { return Err(wrong(&entry)) }
+                if is_fit { Some(entry) } else { return Err(wrong(&entry.name, &entry.manifest)) }
             }
             None => {
                 let models = self.app.models();
@@ -60,7 +60,7 @@ impl Context {
         })?;
         let model = self.load(&entry).await?;
         // A newer bundle may be for another task.
-        let pipeline = pick(&model.pipeline).ok_or_else(|| wrong(&entry))?;
+        let pipeline = pick(&model.pipeline).ok_or_else(|| wrong(&model.name, &model.manifest))?;
         Ok((model, pipeline))
     }
 
