@@ -60,6 +60,7 @@ REQUESTS = [
     ("/detect", {"q": "the cat"}),
     ("/v1/chat/completions", {"model": "entities", "messages": [{"role": "user", "content": "the cat"}], "labels": ["animal"], "threshold": 0.5}),
     ("/classify", {"model": "classification", "input": ["the cat", "a dog"]}),
+    ("/gliner-2", {"text": ["the cat"], "schema": {"entities": ["animal"], "structures": {"order": ["size::[small|large]::str"]}, "relations": ["near"], "classifications": [{"task": "mood", "labels": ["good", "bad"]}]}, "include_spans": True}),
     ("/tokenize", {"inputs": "the cat", "prompt": "query: "}),
 ]
 
