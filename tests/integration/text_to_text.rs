@@ -363,8 +363,16 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
         let (status, body) = ask(&app, &format!("/models/{model}"), body).await;
         format!("{} {}", status.as_u16(), body["error"].as_str().unwrap())
     };
-    let long = json!({"inputs": text.repeat(20), "parameters": {"truncation": "do_not_truncate"}});
-    insta::assert_snapshot!(refusal("tiny-bart", &long).await, @"413 the text has 303 tokens, but the model takes at most 64 tokens; set `truncate`");
+    let long = text.repeat(20);
+    for body in [
+        json!({"inputs": long, "parameters": {"truncation": "do_not_truncate"}}),
+        json!({"inputs": long, "parameters": {"truncate": false}}),
+        json!({"inputs": long, "truncation": false}),
+    ] {
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(refusal("tiny-bart", &body).await, @"413 the text has 303 tokens, but the model takes at most 64 tokens; set `truncate`");
+        }
+    }
     let languages = json!({"inputs": text, "parameters": {"src_lang": "en"}});
     insta::assert_snapshot!(refusal("tiny-t5", &languages).await, @"422 expected no `src_lang`, since the model does not translate, but found one");
     let unknown =
