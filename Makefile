@@ -202,10 +202,14 @@ docs: program wasm $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentat
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
-# Every tenth text of the quality gate. Takes four minutes after the compile.
 .PHONY: measure-errors
 measure-errors: $(FIGURE_TOOLS) ## Measure the error of each matrix of all-MiniLM-L6-v2 in 8 bits, and draw it into docs
 	cargo build --release --bench laboratory
+	$(MAKE) --no-print-directory errors
+
+# Every tenth text of the quality gate; takes four minutes.
+.PHONY: errors
+errors:
 	awk 'NR % 10 == 1' compiler/src/sentences.txt > .kivu/errors.txt
 	$(LABORATORY) errors models/minilm.toml .kivu/errors.txt > .kivu/errors.json
 	.kivu/figures/bin/python benches/errors.py .kivu/errors.json docs/pictures/errors.svg

@@ -11,7 +11,7 @@ use super::{
     entities::{EntityCount, IndexedText},
     executor::tokenize,
     schema,
-    scores::{ScoreFunction, descending},
+    scores::{ScoreFunction, descending, sigmoid},
     usage::Usage,
     zero_shot_entities::{AddedStop, ZeroShotEntitiesPipeline},
 };
@@ -570,8 +570,4 @@ impl Scores<'_> {
             ]),
         }
     }
-}
-
-fn sigmoid(logit: f32) -> f32 {
-    1.0 / (1.0 + (-logit).exp())
 }

@@ -31,7 +31,7 @@ impl ScoreFunction {
     pub fn apply(self, logits: &[f32]) -> Vec<f32> {
         match self {
             Self::None => logits.to_vec(),
-            Self::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+            Self::Sigmoid => logits.iter().copied().map(sigmoid).collect(),
             Self::Softmax => softmax(logits),
         }
     }
@@ -64,6 +64,11 @@ pub fn descending(values: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|left, right| values[*right].total_cmp(&values[*left]));
     order
+}
+
+/// The logistic function.
+pub(super) fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
 }
 
 #[cfg(test)]

@@ -62,7 +62,8 @@ pub(super) enum Mixing {
 }
 
 impl CountedSpans {
-    /// Writes logits by word, label and word count, with all labels once per instance. `sizes` are the vectors' width and the maximum number of tokens.
+    /// Writes logits by word, label and word count, with all labels once per instance. `sizes` are the vectors' width and the
+    /// maximum number of tokens.
     pub(super) fn write(
         self,
         layers: &mut Layers<'_>,
