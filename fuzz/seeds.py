@@ -62,6 +62,7 @@ REQUESTS = [
     ("/classify", {"model": "classification", "input": ["the cat", "a dog"]}),
     ("/gliner-2", {"text": ["the cat"], "schema": {"entities": ["animal"], "structures": {"order": ["size::[small|large]::str"]}, "relations": ["near"], "classifications": [{"task": "mood", "labels": ["good", "bad"]}]}, "include_spans": True}),
     ("/tokenize", {"inputs": "the cat", "prompt": "query: "}),
+    ("/tokenize", {"inputs": "the cat", "task": "separation"}),
 ]
 
 
@@ -297,6 +298,18 @@ def main():
     write("graph", graphs())
     texts_with_labels = ["person\nMail Ann_B@Mail.example.org or @ann, see https://example.org/a_b-c.", "e-mail address\nJose\u0301-Mari\u0301a \u0130stanbul \U0001f469\u200d\U0001f467 [E] [P] a--b "]
     write("schema", {str(number): text.encode() for number, text in enumerate(texts_with_labels)})
+    fields = ["size::[small|large]::str", "item::list::What is ordered", "colour", {"name": "place", "dtype": "str", "choices": ["a", "b"], "threshold": 0.2, "description": "Where"}]
+    moods = {"task": "mood", "labels": {"good": "A good one", "bad": ""}, "multi_label": True, "cls_threshold": 0.2, "examples": [["yes", "good"]], "prompt": "How?", "top_k": 1}
+    schemas = [
+        {"entities": {"animal": "A beast", "city": {"dtype": "str", "threshold": 0.3}}, "entity_dtype": "list", "entity_threshold": 0.4},
+        {"structures": {"order": fields, "act": {"fields": fields}}, "relations": {"near": "Next to", "in": {"threshold": 1}}, "relation_threshold": 0},
+        {"classifications": [moods, {"task": "kind", "labels": ["a", "b"]}]},
+        {"categories": ["good", "bad"]},
+        ["animal", "city"],
+        "animal",
+        {"order": fields},
+    ]
+    write("extraction", numbered(json.dumps(schema).encode() for schema in schemas))
     write("student", {"small": student()})
     names = ["▁the", "▁c", "a", "t", "at", "▁cat", ">>pt<<", "__en__"]
     names = [name.encode() for name in names]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+PROFILE = "packaged"
 # manylinux_2_28; ONNX Runtime needs 2.27.
 GLIBC = "2.28"
 COMPILER = """#!/bin/sh
@@ -52,13 +53,13 @@ def main():
     if machine != platform.machine() and (rustc := ROOT / ".kivu/arm64/bin/rustc").is_file():
         variables["RUSTC"] = str(rustc)
     command = [
-        "cargo", "build", "--release", "--locked", "--target", target, "--target-dir", str(folder / "build"),
+        "cargo", "build", "--profile", PROFILE, "--locked", "--target", target, "--target-dir", str(folder / "build"),
         "--config", f"target.{target}.linker={json.dumps(str(tools / 'cc'))}",
         "--config", f"target.{target}.rustflags={json.dumps(flags)}",
         "--workspace", "--lib", "--bins",
     ]
     subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True)
-    print(folder / "build" / target / "release")
+    print(folder / "build" / target / PROFILE)
 
 
 if __name__ == "__main__":

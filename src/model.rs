@@ -4,6 +4,7 @@
 mod catalog;
 #[cfg(not(target_family = "wasm"))]
 pub mod gauges;
+mod incoming;
 #[cfg(not(target_family = "wasm"))]
 mod listing;
 #[cfg(not(target_family = "wasm"))]
@@ -24,6 +25,7 @@ use bytes::Bytes;
 pub use self::catalog::{Catalog, Entry, ModelLease, ModelState};
 use self::loaded::{Listed, Loaded, Placement, engine, load_natively};
 pub use self::{
+    incoming::IncomingModel,
     pipeline::Pipeline,
     settings::{FleetSettings, ModelSettings},
 };
@@ -66,7 +68,12 @@ impl Model {
     /// # Errors
     /// A file is missing or damaged, or the bundle is for ONNX Runtime.
     pub fn from_memory(manifest: &str, files: BTreeMap<String, Bytes>) -> Result<Self> {
-        let (bundle, config) = (Bundle::in_memory(manifest, files)?, Config::default());
+        let files = files.into_iter().map(|(name, contents)| (name, contents.into()));
+        Self::from_bundle(Bundle::in_memory(manifest, files.collect())?)
+    }
+
+    fn from_bundle(bundle: Bundle) -> Result<Self> {
+        let config = Config::default();
         let loaded = load_natively(&bundle, &config)?;
         let manifest = bundle.manifest().clone();
         let placement = Placement::local(&manifest);

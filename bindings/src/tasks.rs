@@ -11,6 +11,7 @@ use kivu::{
         classification::{ClassificationParameters, Scores, ZeroShotParameters},
         embedding::EmbeddingParameters,
         entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        extraction::read_extraction_parameters,
         ranking::RankingParameters,
         read_parameters,
         text_to_text::{TextGenerator, TextToTextParameters},
@@ -58,6 +59,7 @@ struct Top {
 pub fn describe(model: &Model) -> Result<String> {
     let pipeline = model.pipeline.embedding();
     let dimensions = pipeline.and_then(|pipeline| pipeline.dimensions(None).ok());
+    let dense = pipeline.and_then(|pipeline| pipeline.settings().dense.as_ref());
     let prompts = pipeline.map(|pipeline| pipeline.settings().prompts.keys().collect::<Vec<_>>());
     let prompt = |role: &str| pipeline.and_then(|pipeline| prompt_name(pipeline, role));
     to_json(&json!({
@@ -67,8 +69,10 @@ pub fn describe(model: &Model) -> Result<String> {
         "dimensions": dimensions,
         "labels": model.pipeline.labels(),
         "prompts": prompts,
+        "tasks": pipeline.map(|pipeline| &pipeline.settings().tasks),
         "query_prompt": prompt("query"),
         "document_prompt": prompt("document"),
+        "similarity": dense.map(|dense| dense.similarity),
         "digest": model.digest,
     }))
 }
@@ -134,6 +138,12 @@ pub async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Re
     to_json(&finder.run(texts, Deadline::none()).await?.texts)
 }
 
+/// An object for each text: values by the names in the schema.
+pub async fn extract(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
+    let extractor = model.extractor(&read_extraction_parameters(parameters)?)?;
+    to_json(&extractor.run(texts, Deadline::none()).await?.texts)
+}
+
 /// Indexes with scores, the highest first.
 pub async fn rank(model: &Model, parameters: &str, query: String, documents: Vec<String>) -> Result<String> {
     let Top { top_k } = read(parameters)?;
@@ -150,12 +160,13 @@ pub async fn rank(model: &Model, parameters: &str, query: String, documents: Vec
 
 /// A translation for each text.
 pub async fn translate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<String>> {
-    generated(&model.translator(read(parameters)?)?, texts).await
+    let parameters = generation_parameters(parameters)?;
+    generated(&model.translator(parameters)?, texts).await
 }
 
 /// A generated text for each text.
 pub async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<String>> {
-    let parameters: TextToTextParameters = read(parameters)?;
+    let parameters = generation_parameters(parameters)?;
     generated(&model.text_generator(parameters)?, texts).await
 }
 
@@ -163,6 +174,18 @@ pub async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Re
 pub async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
     let parameters: TokenParameters = read(parameters)?;
     to_json(&model.token_reader(parameters)?.run(texts, Deadline::none()).await?)
+}
+
+/// Parameters for one generated text for each text.
+fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
+    let parameters: TextToTextParameters = read(parameters)?;
+    let count = parameters.generate_parameters.as_ref().and_then(|options| options.num_return_sequences);
+    match count.filter(|count| *count > 1) {
+        None => Ok(parameters),
+        Some(count) => Err(Error::invalid(format!(
+            "expected one text for each text, but found `num_return_sequences` {count}; leave it out"
+        ))),
+    }
 }
 
 /// The best text for each text; empty if generation was asked for none.

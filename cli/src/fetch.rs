@@ -15,7 +15,7 @@ use kivu::{
 };
 use kivu_compiler::{
     Progress,
-    named::{NamedModels, Options, Tools},
+    named::{NamedModel, NamedModels, Options, Tools},
     names,
 };
 
@@ -30,11 +30,12 @@ pub(super) struct Fetcher {
 }
 
 impl FetchModel for Fetcher {
+    fn check(&self, name: &str) -> Result<()> {
+        named(name).map(drop)
+    }
+
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf> {
-        let name = name.strip_suffix(":latest").unwrap_or(name);
-        let model = names::model(Path::new(name))?.ok_or_else(|| {
-            names::unknown("a model", Path::new(name), "`GET /models` lists the models of this server")
-        })?;
+        let model = named(name)?;
         report(FetchProgress::Stage("pulling manifest".to_owned()));
         let progress = Reported { report, transfer: Mutex::new(Transfer::default()) };
         let runtime = || load_runtime(&self.config);
@@ -42,6 +43,13 @@ impl FetchModel for Fetcher {
         let outcome = NamedModels::new(&self.config).build(&model, &self.options, false, &tools)?;
         Ok(outcome.into_path())
     }
+}
+
+/// The recipe or repository with this name.
+fn named(name: &str) -> Result<NamedModel> {
+    let name = Path::new(name.strip_suffix(":latest").unwrap_or(name));
+    let unknown = || names::unknown("a model", name, "`GET /models` lists the models of this server");
+    names::model(name)?.ok_or_else(unknown)
 }
 
 /// Passes progress on.

@@ -3,7 +3,7 @@
 use std::{
     fs::OpenOptions,
     io::{ErrorKind, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -31,12 +31,16 @@ pub(super) struct Arguments {
     /// Models to serve, named as in `kivu serve`
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
-    /// A new file
+    /// A new file, or - for standard output
     #[arg(long, value_name = "FILE", default_value = config::FILE)]
     out: PathBuf,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.out == Path::new("-") {
+        print(text(&arguments.models).trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let out = arguments.out.display();
     let mut file =
         OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| match error

@@ -35,8 +35,8 @@ pub(super) struct BuildArguments {
     /// The engine for local encoders [default: as in kivu.toml, or auto]
     #[arg(long)]
     pub(super) engine: Option<EngineChoice>,
-    /// The native engine's instructions: avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable [default: as
-    /// in kivu.toml, or the fastest that this processor has]
+    /// The native engine's instructions: amx-int8, avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable
+    /// [default: as in kivu.toml, or the fastest that this processor has]
     #[arg(long, value_name = "SET", value_parser = parse_instructions)]
     pub(super) instructions: Option<InstructionSet>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable

@@ -1,6 +1,6 @@
 //! `kivu rm`: removes models from this machine.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -19,6 +19,7 @@ use kivu_compiler::{
 const EXAMPLES: &str = "\
 Examples:
   kivu rm minilm
+  kivu rm ./my-model                          the model that was built from this folder
   kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the downloaded files";
 
 /// Remove models from this machine
@@ -37,11 +38,15 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     for name in &arguments.models {
-        let mut removed = NamedModels::new(config).remove(name)?;
-        let compared = NamedModels::for_comparison(config).remove(name)?;
-        removed = removed.map_or(compared, |bytes| Some(bytes + compared.unwrap_or(0)));
+        let mut removed = remove_named(name, config)?;
         if removed.is_none() {
             removed = remove_bundle(name, config)?;
+        }
+        // A model that was built from a folder has its path as name.
+        if removed.is_none()
+            && let Ok(path) = fs::canonicalize(name)
+        {
+            removed = remove_named(&path.display().to_string(), config)?;
         }
         if arguments.weights
             && let Ok(repository) = name.parse::<RepositoryName>()
@@ -57,6 +62,13 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         print(&format!("removed {name}, {:.1} MB", bytes as f64 / 1e6))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes all bundles built by this name; returns their size in bytes.
+fn remove_named(name: &str, config: &Config) -> Result<Option<u64>> {
+    let removed = NamedModels::new(config).remove(name)?;
+    let compared = NamedModels::for_comparison(config).remove(name)?;
+    Ok(removed.map_or(compared, |bytes| Some(bytes + compared.unwrap_or(0))))
 }
 
 /// Removes a bundle built without `--out`; returns its size in bytes.

@@ -89,6 +89,7 @@ fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
         lines.push(("vectors", outputs.join(", ")));
         let prompts: Vec<&String> = embedding.prompts.keys().collect();
         lines.extend((!prompts.is_empty()).then(|| ("prompts", quoted(&prompts))));
+        lines.extend((!embedding.tasks.is_empty()).then(|| ("tasks", quoted(&embedding.tasks))));
     }
     let labels = manifest.classification.as_ref().map(|settings| &settings.labels);
     let labels = labels.or(manifest.token_classification.as_ref().map(|settings| &settings.labels));

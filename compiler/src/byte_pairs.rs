@@ -1,4 +1,4 @@
-//! Byte-pair tokenizers in slow form: RoBERTa's and BART's `vocab.json` and `merges.txt`.
+//! Byte-pair tokenizers in slow form, `vocab.json` and `merges.txt`: RoBERTa's, BART's and DeBERTa v1's.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -18,15 +18,22 @@ const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 /// Prefix of the first line in [`MERGES`].
 const VERSION: &str = "#version";
-/// The tokens around a text.
-const BEGIN: &str = "<s>";
-const END: &str = "</s>";
-/// Mask token; it includes the spaces before it.
-const MASK: &str = "<mask>";
-const SPECIAL: [&str; 5] = [BEGIN, "<pad>", END, "<unk>", MASK];
+/// Special tokens: before a text, padding, after a text, unknown, and the mask, which includes the spaces before it.
+type Special = [&'static str; 5];
+const ROBERTA: Special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
+const BERT: Special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"];
 
 /// Reads the `tokenizer.json` in `folder`, or converts the slow tokenizer's files as `transformers` does.
 pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_or_convert(folder, ROBERTA)
+}
+
+/// The same with BERT's special tokens: pairs have one token between them.
+pub(super) fn bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_or_convert(folder, BERT)
+}
+
+fn read_or_convert(folder: &Path, tokens: Special) -> Result<Vec<u8>> {
     let merges = folder.join(MERGES);
     if folder.join(TOKENIZER).is_file() || !merges.is_file() {
         return read_tokenizer(folder);
@@ -36,7 +43,8 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
         let missing = || Error::model(format!("expected `{token}` in `{VOCABULARY}`, but found none"));
         ids.get(token).copied().ok_or_else(missing)
     };
-    let (begin, end) = (special(BEGIN)?, special(END)?);
+    let [begin, _, end, _, mask] = tokens;
+    let [first, last] = [special(begin)?, special(end)?];
     let merges = String::from_utf8_lossy(&read(&merges)?).into_owned();
     let merges = merges.lines().filter(|line| !line.is_empty() && !line.starts_with(VERSION));
     let merges = merges.map(|line| {
@@ -45,9 +53,9 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
         })
     });
     let merges = merges.collect::<Result<Vec<_>>>()?;
-    let added = SPECIAL.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
+    let added = tokens.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
         json!({
-            "id": id, "content": token, "single_word": false, "lstrip": *token == MASK, "rstrip": false,
+            "id": id, "content": token, "single_word": false, "lstrip": *token == mask, "rstrip": false,
             "normalized": false, "special": true,
         })
     });
@@ -56,13 +64,27 @@ pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
         "type": "ByteLevel", "add_prefix_space": config.is_set("add_prefix_space")?, "trim_offsets": true,
         "use_regex": true,
     });
+    let post_processor = match tokens {
+        ROBERTA => json!({
+            "type": "RobertaProcessing", "sep": [end, last], "cls": [begin, first], "trim_offsets": true,
+            "add_prefix_space": bytes["add_prefix_space"],
+        }),
+        _ => {
+            let special = |token: &str, side: u8| json!({ "SpecialToken": { "id": token, "type_id": side } });
+            let text = |name: &str, side: u8| json!({ "Sequence": { "id": name, "type_id": side } });
+            let single = vec![special(begin, 0), text("A", 0), special(end, 0)];
+            let pair = [single.clone(), vec![text("B", 1), special(end, 1)]].concat();
+            let ids = |token: &str, id: u32| json!({ "id": token, "ids": [id], "tokens": [token] });
+            json!({
+                "type": "TemplateProcessing", "single": single, "pair": pair,
+                "special_tokens": { begin: ids(begin, first), end: ids(end, last) },
+            })
+        }
+    };
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
-        "post_processor": {
-            "type": "RobertaProcessing", "sep": [END, end], "cls": [BEGIN, begin], "trim_offsets": true,
-            "add_prefix_space": bytes["add_prefix_space"],
-        },
+        "post_processor": post_processor,
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
             "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": merges,

@@ -12,8 +12,9 @@ use kivu::{
     error::{Error, Result},
     pipeline::{
         embedding::EmbeddingPipeline,
-        pooling::{cosine, normalize},
+        pooling::normalize,
         roles::TextRole,
+        similarity::cosine,
         vectors::{Conversion, Ranges, VectorType},
     },
     repository::manifest::VectorQuality,

@@ -208,6 +208,66 @@ pub(super) fn quantized_linear(
     graph.node("Add", &[&product, &base], vec![])
 }
 
+/// Adds the product of an input and the adapters of each token's task. `down` and `up` have a row per task and number
+/// between both; `mask` has a row for no task, and then one per task, which keeps the task's own numbers. `shape` is the
+/// number of tasks, and of numbers per task.
+pub(super) fn adapted(graph: &mut Graph, [base, input, tasks, up, mask, shape, down]: [&Value; 7]) -> Value {
+    let down = graph.node("Transpose", &[down], vec![integers("perm", &[1, 0])]);
+    let numbers = graph.node("MatMul", &[input, &down], vec![]);
+    adapted_rows(graph, [base, &numbers, tasks, up, mask, shape])
+}
+
+/// Like [`adapted`], from rows with the numbers of all tasks, and zeros behind them.
+pub(super) fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Value; 6]) -> Value {
+    let mask = graph.node("Gather", &[mask, tasks], vec![]);
+    let numbers = graph.node("Mul", &[numbers, &mask], vec![]);
+    let product = graph.node("MatMul", &[&numbers, up], vec![]);
+    graph.node("Add", &[base, &product], vec![])
+}
+
+/// How experts are computed.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertForm {
+    /// Experts per token.
+    pub(super) top: usize,
+    /// The functions for an expert's two layers.
+    pub(super) linears: [QuantizedLinear; 2],
+}
+
+/// A weight per expert, from its logits in a router; 0 for all but the `top` largest.
+pub(super) fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top: usize) -> Value {
+    let logits = graph.node("MatMul", &[input, router], vec![]);
+    let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
+    let count = graph.integers(&format!("top_{top}"), &[top as i64]);
+    let largest = graph.largest(&weights, &count);
+    let last = graph.integers("last_axis", &[-1]);
+    let least = graph.node("ReduceMin", &[&largest, &last], vec![integer("keepdims", 1)]);
+    let is_kept = graph.node("GreaterOrEqual", &[&weights, &least], vec![]);
+    let is_kept = graph.cast(&is_kept, data_type::FLOAT);
+    graph.node("Mul", &[&weights, &is_kept], vec![])
+}
+
+/// A feed-forward part with experts: its input, router, bias and shape, and for each expert the panels, scales, sums, bias
+/// and shape of two int8 layers.
+pub(super) fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
+    let [input, router, bias, _, constants @ ..] = inputs else { unreachable!("the caller has these") };
+    let gates = expert_gates(graph, [input, router], form.top);
+    let [raise, lower] = form.linears;
+    let mut sum = (*bias).clone();
+    for (expert, constants) in constants.as_chunks::<10>().0.iter().enumerate() {
+        let [panels, scales, sums, bias, shape, others @ ..] = *constants;
+        let raised = raise(graph, [input, panels, scales, sums, bias, shape]);
+        let raised = graph.microsoft("Gelu", &[&raised], vec![]);
+        let [panels, scales, sums, bias, shape] = others;
+        let lowered = lower(graph, [&raised, panels, scales, sums, bias, shape]);
+        let place = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
+        let gate = graph.node("Gather", &[&gates, &place], vec![integer("axis", -1)]);
+        let product = graph.node("Mul", &[&lowered, &gate], vec![]);
+        sum = graph.node("Add", &[&product, &sum], vec![]);
+    }
+    sum
+}
+
 fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
     let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
     // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.

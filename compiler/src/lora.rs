@@ -1,6 +1,9 @@
 //! PEFT LoRA adapters, merged into their base model's weights.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
@@ -66,6 +69,18 @@ pub(super) struct BaseNames<'a> {
     pub(super) head: &'a [&'a str],
 }
 
+/// An adapter's low-rank matrices.
+#[derive(Debug)]
+pub(super) struct Matrices {
+    pub(super) rank: usize,
+    /// Factor for the products.
+    pub(super) scale: f32,
+    /// By their names in the model: of linear layers and of embedding tables.
+    pub(super) named: BTreeMap<String, Weight>,
+    /// SHA-256 over the file.
+    pub(super) sha256: String,
+}
+
 /// A module's low-rank matrices.
 #[derive(Clone, Copy)]
 struct MatrixPair<'a> {
@@ -104,6 +119,7 @@ impl Adapter {
     /// Returns the number of labels if the adapter has a head.
     pub(super) fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
+        weights.add_source(&adapter.sha256);
         if let Some(name) = adapter.integers.keys().next() {
             return Err(Error::model(format!("expected an adapter with float weights, but found `{name}`")));
         }
@@ -129,6 +145,40 @@ impl Adapter {
         Ok(labels)
     }
 
+    /// The adapter's matrices, for a model that keeps them apart from its weights. PEFT may store a copy of an embedding
+    /// table, too.
+    pub(super) fn matrices(&self) -> Result<Matrices> {
+        let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
+        let named = adapter.tensors.into_iter().map(|(name, tensor)| {
+            let inner = name.strip_prefix(WRAPPER).unwrap_or(&name);
+            match inner.split_once(".lora_") {
+                Some((module, _)) => self.check_target(module, &name)?,
+                None if inner.contains(WRAPPED_LAYER) => {}
+                None => {
+                    return Err(Error::model(format!(
+                        "expected an adapter with low-rank matrices only for a task, but found `{inner}`"
+                    )));
+                }
+            }
+            Ok((inner.trim_end_matches(".weight").to_owned(), tensor))
+        });
+        let (rank, scale, sha256) = (self.rank, self.scale, adapter.sha256);
+        Ok(Matrices { rank, scale, named: named.collect::<Result<_>>()?, sha256 })
+    }
+
+    /// Refuses low-rank matrices called `name` for a module that the configuration does not list.
+    fn check_target(&self, module: &str, name: &str) -> Result<()> {
+        let is_target = |target: &String| {
+            module.strip_suffix(target.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        match &self.targets {
+            Some(targets) if !targets.iter().any(is_target) => Err(Error::model(format!(
+                "expected low-rank matrices for `target_modules` only, but found `{name}`"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Adds the product of a module's two matrices.
     fn add_pair(
         &self,
@@ -137,14 +187,7 @@ impl Adapter {
         weights: &mut Weights,
         prefix: &str,
     ) -> Result<()> {
-        let is_target = |target: &String| {
-            module.strip_suffix(target.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        if self.targets.as_ref().is_some_and(|targets| !targets.iter().any(is_target)) {
-            return Err(Error::model(format!(
-                "expected low-rank matrices for `target_modules` only, but found `{name}`"
-            )));
-        }
+        self.check_target(module, name)?;
         let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
         let down = &adapter.tensors[name];
         let up = adapter.tensors.get(&up).ok_or_else(|| missing("`lora_B`", module))?;

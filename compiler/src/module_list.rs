@@ -31,6 +31,9 @@ const PACKAGES: [&str; 7] = [
     "sentence_transformers.sparse_encoder.models",
     "sentence_transformers.sparse_encoder.modules",
 ];
+/// The class in a model's own code that passes a request's task on, and the key of its tasks (jina-embeddings-v3).
+const TASK_TRANSFORMER: &str = "custom_st.Transformer";
+const TASKS: &str = "lora_adaptations";
 /// Other classes built like sentence-transformers' own.
 const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
 
@@ -67,8 +70,15 @@ impl Module {
     pub(super) fn folder(&self, folder: &Path) -> Result<PathBuf> {
         let path = &self.path;
         let mut parts = Path::new(path).components();
-        if !parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return Err(Error::model(format!("expected modules in the model's folder, but found `{path}`")));
+        let is_inner = |part: Component<'_>| match part {
+            // Changes in hidden folders are not noticed.
+            Component::Normal(name) => !name.as_encoded_bytes().starts_with(b"."),
+            part => part == Component::CurDir,
+        };
+        if !parts.all(is_inner) {
+            return Err(Error::model(format!(
+                "expected modules in the model's folder, and not in hidden ones, but found `{path}`"
+            )));
         }
         let is_here = path.is_empty() || path == ".";
         Ok(if is_here { folder.to_owned() } else { folder.join(path) })
@@ -204,7 +214,14 @@ pub(super) fn routed(folder: &Path) -> Result<Vec<Module>> {
 }
 
 fn listed(folder: &Path) -> Result<Vec<Module>> {
-    Ok(read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default())
+    let mut list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
+    if let Some(first) = list.first_mut().filter(|first| first.r#type == TASK_TRANSFORMER) {
+        let config = ConfigFile::open_or_empty(&first.folder(folder)?, ConfigFile::NAME)?;
+        if config.get::<Vec<String>>(TASKS)?.is_some() {
+            first.r#type = format!("{}.Transformer", PACKAGES[0]);
+        }
+    }
+    Ok(list)
 }
 
 #[cfg(test)]

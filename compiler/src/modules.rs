@@ -48,6 +48,8 @@ enum Module {
     LayerNorm {
         gain: Vec<f32>,
         bias: Vec<f32>,
+        /// SHA-256 over the module's file.
+        source: String,
     },
     Normalize,
     /// Keeps this many leading values.
@@ -66,6 +68,8 @@ pub(super) struct Dense {
     is_of_tokens: bool,
     /// Added to the result (PyLate).
     residual: Residual,
+    /// SHA-256 over the layer's file; `None` if its weights are the model's.
+    source: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -124,6 +128,7 @@ impl Modules {
             activation: Activation::Identity,
             is_of_tokens: false,
             residual: Residual::None,
+            source: None,
         };
         let list = vec![Module::pooling(Mode::LastToken), Module::Dense(layer)];
         Self { list, tokens: width, text: Some(labels), output }
@@ -162,7 +167,7 @@ impl Modules {
                 let take = |name| Ok::<_, Error>(weights.take(name, &[dimension])?.values.clone());
                 let (gain, bias) = (take("norm.weight")?, take("norm.bias")?);
                 weights.check_all(|_| false)?;
-                Module::LayerNorm { gain, bias }
+                Module::LayerNorm { gain, bias, source: weights.sha256 }
             }
             "Normalize" if self.text.is_some() => Module::Normalize,
             "Normalize" => {
@@ -232,6 +237,15 @@ impl Modules {
         !self.list.iter().any(excludes)
     }
 
+    /// SHA-256 of each module's weights.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().filter_map(|module| match module {
+            Module::Dense(layer) => layer.source(),
+            Module::LayerNorm { source, .. } => Some(source),
+            Module::Pooling(_) | Module::Normalize | Module::Truncation(_) => None,
+        })
+    }
+
     /// Whether no module but normalizations follows.
     pub(super) fn is_empty(&self) -> bool {
         self.before_normalization().is_empty()
@@ -266,7 +280,7 @@ impl Modules {
                 }
                 Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
-                Module::LayerNorm { gain, bias } => {
+                Module::LayerNorm { gain, bias, .. } => {
                     // `eps` in `torch.nn.LayerNorm`.
                     const EPSILON: f32 = 1e-5;
                     let graph = &mut layers.graph;
@@ -367,6 +381,7 @@ impl Dense {
                     Residual::Projected(weights.take("residual.weight", &[outputs, inputs])?.values.clone())
                 }
             },
+            source: Some(weights.sha256.clone()),
         };
         weights.check_all(|_| false)?;
         Ok(layer)
@@ -396,7 +411,18 @@ impl Dense {
             activation: Activation::Identity,
             is_of_tokens: true,
             residual: Residual::None,
+            source: None,
         })
+    }
+
+    /// The same layer, whose weights are from another file, with its SHA-256.
+    pub(super) fn with_source(self, sha256: &str) -> Self {
+        Self { source: Some(sha256.to_owned()), ..self }
+    }
+
+    /// SHA-256 over the layer's file; `None` if its weights are the model's.
+    pub(super) fn source(&self) -> Option<&str> {
+        self.source.as_deref()
     }
 
     /// Output width.

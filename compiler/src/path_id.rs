@@ -71,13 +71,16 @@ mod tests {
     fn a_change_with_the_same_size_and_time_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
         let (model, elsewhere) = (folder.path().join("model"), folder.path().join("elsewhere"));
-        for folder in [&model, &elsewhere] {
+        let adapter = model.join("separation");
+        for folder in [&model, &elsewhere, &adapter] {
             fs::create_dir(folder).unwrap();
         }
         symlink(&elsewhere, model.join("1_Pooling")).unwrap();
         // A link to an outer folder must not be followed forever.
         symlink(&model, model.join("loop")).unwrap();
-        for path in [model.join("weights"), elsewhere.join("config.json")] {
+        for path in
+            [model.join("weights"), elsewhere.join("config.json"), adapter.join("adapter_model.safetensors")]
+        {
             fs::write(&path, "one").unwrap();
             let before = path_id(&model).unwrap();
             assert_eq!(path_id(&model).unwrap(), before);

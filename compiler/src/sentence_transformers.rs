@@ -85,7 +85,7 @@ pub(super) fn embedding_settings(
     truncate(&mut modules, folder)?;
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
-    let dense = dense_settings(output, &modules)?;
+    let dense = dense_settings(folder, output, &modules)?;
     let mut settings = text_settings(folder, Some(dense), max_tokens(folder, facts)?)?;
     settings.unpooled = (!modules.includes_prompt()).then(BTreeMap::new);
     Ok((settings, pooling.is_none().then_some(modules)))
@@ -345,7 +345,7 @@ pub(super) fn static_settings(
         modules.add("Normalize", folder)?;
     }
     truncate(&mut modules, folder)?;
-    Ok((text_settings(folder, Some(dense_settings(POOLED, &modules)?), max_tokens)?, modules))
+    Ok((text_settings(folder, Some(dense_settings(folder, POOLED, &modules)?), max_tokens)?, modules))
 }
 
 /// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
@@ -362,12 +362,13 @@ fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
     }
 }
 
-fn dense_settings(output: &str, modules: &Modules) -> Result<DenseSettings> {
+fn dense_settings(folder: &Path, output: &str, modules: &Modules) -> Result<DenseSettings> {
     Ok(DenseSettings {
         output: output.to_owned(),
         pooling: modules.pooling().unwrap_or(Pooling::Graph),
         normalize: modules.normalizes(),
         dimensions: modules.dimensions()?,
+        similarity: settings(folder)?.get("similarity_fn_name")?.unwrap_or_default(),
     })
 }
 
@@ -391,6 +392,7 @@ pub(super) fn text_settings(
         default_prompt: config.get("default_prompt_name")?,
         prompts: config.get("prompts")?.unwrap_or_default(),
         unpooled: None,
+        tasks: Vec::new(),
     };
     match settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
         Some(name) => Err(Error::model(format!("expected the default prompt `{name}` among the prompts"))),

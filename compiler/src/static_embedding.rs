@@ -18,7 +18,7 @@ use super::{
     quantize,
     sentence_transformers::{static_folder, static_settings},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
-    weights::{Weight, Weights, check_finite},
+    weights::{Weight, Weights, check_finite, combined_sha256},
 };
 use kivu::{
     backend::{
@@ -67,7 +67,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
             ));
         }
     };
-    let sha256 = weights.sha256.clone();
+    let sha256 = combined_sha256(&weights.sha256, modules.sources());
     Ok(Source {
         architecture: ARCHITECTURE.to_owned(),
         sha256,

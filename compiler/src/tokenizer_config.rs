@@ -138,10 +138,11 @@ pub(super) fn class(folder: &Path) -> Result<String> {
         "albert" => "AlbertTokenizer".to_owned(),
         "electra" => "ElectraTokenizer".to_owned(),
         "distilbert" => "DistilBertTokenizer".to_owned(),
+        "deberta" => DEBERTA.to_owned(),
         "mpnet" => MPNET.to_owned(),
         "roberta" | "data2vec-text" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
-        "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
+        "jina_embeddings_v3" | "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
         "gemma" | "gemma2" | "gemma3_text" => "GemmaTokenizer".to_owned(),
         _ => String::new(),
     }))

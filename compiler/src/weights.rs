@@ -40,7 +40,7 @@ pub(super) struct Weights {
     others: BTreeMap<String, String>,
     /// Name prefix for the body.
     pub(super) prefix: String,
-    /// SHA-256 over all weight files, in order.
+    /// SHA-256 over all weight files, in order, and over those that were added.
     pub(super) sha256: String,
     /// Full names of the weights in a graph.
     taken: RefCell<BTreeSet<String>>,
@@ -112,6 +112,11 @@ impl Weights {
             sha256,
             taken: RefCell::default(),
         }
+    }
+
+    /// Adds the SHA-256 of other weights that the build reads, such as an adapter's.
+    pub(super) fn add_source(&mut self, sha256: &str) {
+        self.sha256 = combined_sha256(&self.sha256, [sha256]);
     }
 
     /// Whether there is a weight with the full name `name`.
@@ -196,6 +201,11 @@ impl Weights {
         let found = names.into_iter().find(|name| self.has(name))?;
         self.tensors.get_mut(found)
     }
+}
+
+/// The SHA-256 over a model's weights together with those of others that its build reads; without others, the model's own.
+pub(super) fn combined_sha256<'a>(own: &str, others: impl IntoIterator<Item = &'a str>) -> String {
+    others.into_iter().fold(own.to_owned(), |all, other| hex(&Sha256::digest(format!("{all}\n{other}"))))
 }
 
 fn split<T>(named: &mut BTreeMap<String, T>, prefix: &str) -> BTreeMap<String, T> {

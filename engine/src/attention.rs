@@ -102,7 +102,7 @@ impl Head {
     pub(crate) fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
         let terms = match bias {
-            DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens),
+            DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens, size),
             DistanceBias::None | DistanceBias::Slopes(_) | DistanceBias::Values { .. } => 0,
         };
         tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES) + terms
@@ -118,6 +118,10 @@ impl Head {
         self.transpose_keys(settings.scale);
         let size = self.size;
         let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
+        if let Bias::Vectors(vectors) = settings.bias {
+            // Such models have no windows: a group has a score for each key.
+            self.terms.prepare(vectors, size, [self.queries.len() / size, keys]);
+        }
         let groups = self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size));
         for ((queries, out), first_query) in groups.zip((0_usize..).step_by(QUERIES)) {
             let rows = queries.len() / size;
@@ -130,11 +134,7 @@ impl Head {
             score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
             if let Bias::Vectors(vectors) = settings.bias {
                 let place = (first_query, self.queries.len() / size);
-                self.terms.compute(kernel, vectors, (queries, &self.keys, size), place);
-                for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
-                    let terms = &self.terms.row(row, keys)[from..to];
-                    scores.iter_mut().zip(terms).for_each(|(score, term)| *score += term);
-                }
+                self.terms.add(kernel, vectors, (queries, &self.keys, size), place, (&mut *scores, padded));
             }
             let mut inverse = [0.0; QUERIES];
             for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {

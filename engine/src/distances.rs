@@ -3,35 +3,46 @@
 //! A few rows are multiplied by the vectors for a range of distances. A query's products are in the order of its score
 //! row, read backwards. A key's products belong to a score column: they are computed for a block of queries, and
 //! transposed. Far distances share vectors, whose products are computed once.
+//!
+//! The vectors for a text's distances are copied to panels first, since a table's rows are longer than what the cache
+//! holds of each. Groups of rows begin at multiples of [`QUERIES`] places in the panels, so that few columns are
+//! multiplied in vain.
 
 use std::ops::Range;
 
 use crate::{
-    kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
+    kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
     program::DistanceVectors,
 };
 
-/// Queries in a group, which attention computes together.
+/// Queries in a group, which attention computes together; also keys that are multiplied together.
 pub(crate) const QUERIES: usize = 8;
-/// Queries whose products with keys are computed together. With the rows of a product, their distances fill whole
-/// columns.
-const BLOCK: usize = 4 * COLUMNS - 2 * QUERIES;
-/// Keys that are multiplied together.
-const KEYS: usize = MAX_ROWS;
+/// Queries whose products with keys are computed together. With those of a group's other rows, their distances fill
+/// panels nearly, wherever they begin.
+const BLOCK: usize = 4 * COLUMNS;
 
-const _: () = assert!(BLOCK + KEYS <= 4 * COLUMNS + 1 && BLOCK.is_multiple_of(QUERIES));
+const _: () = assert!(BLOCK.is_multiple_of(QUERIES) && COLUMNS.is_multiple_of(QUERIES));
 
 /// Buffers for the terms of one head. Other heads reuse them.
 #[derive(Debug, Default)]
 pub(crate) struct DistanceTerms {
-    /// Products of rows with a window's columns, before far distances are told apart.
+    /// Vectors for a text's distances that queries, and that keys are multiplied by: panels of 32 columns.
+    panels: [Vec<f32>; 2],
+    /// The tables' column with which the panels begin.
+    first_column: u32,
+    /// Products of rows with a range of panels, before far distances are told apart.
     shared: Vec<f32>,
     /// The same, with a column per distance.
     products: Vec<f32>,
     /// The keys' terms, a row per query of a block.
     of_keys: Vec<f32>,
-    /// All terms, a row per query of a group.
-    sums: Vec<f32>,
+}
+
+/// Products in rows: the first is at `offset` in each row of `width` numbers.
+#[derive(Clone, Copy)]
+struct Products {
+    width: usize,
+    offset: usize,
 }
 
 /// One head's tables.
@@ -57,52 +68,77 @@ impl<'a> HeadVectors<'a> {
 }
 
 impl DistanceTerms {
-    /// Buffer size for a text with `tokens` tokens, as a count of numbers.
-    pub(crate) fn numbers(tokens: usize) -> usize {
-        let products = 2 * MAX_ROWS * (tokens + MAX_ROWS + COLUMNS).max(BLOCK + 2 * COLUMNS);
-        products + BLOCK * stride(tokens) + QUERIES * tokens
+    /// Buffer size for a text with `tokens` tokens and heads of `size` numbers, as a count of numbers.
+    pub(crate) fn numbers(tokens: usize, size: usize) -> usize {
+        let distances = 2 * tokens + COLUMNS;
+        2 * size * distances + 2 * QUERIES * (tokens + BLOCK + 2 * COLUMNS) + BLOCK * stride(tokens)
     }
 
-    /// Computes the terms for a group of queries and all keys, with `size` numbers each. The group begins with the
-    /// query at position `first`; groups follow each other from position 0.
+    /// Copies the vectors for all distances between `queries` and `keys` tokens.
     #[inline(always)]
-    pub(crate) fn compute<K: Kernel>(
-        &mut self,
-        kernel: K,
-        head: HeadVectors<'_>,
-        (queries, keys, size): (&[f32], &[f32], usize),
-        (first, query_count): (usize, usize),
-    ) {
-        let (rows, count) = (queries.len() / size, keys.len() / size);
-        let stride = stride(count);
-        self.sums.clear();
-        self.sums.resize(QUERIES * count, 0.0);
-        if let Some(table) = head.queries {
-            if first.is_multiple_of(BLOCK) {
-                let block = first..query_count.min(first + BLOCK);
-                self.multiply_keys(kernel, head.vectors, table, (keys, size), block);
-            }
-            let of_keys = self.of_keys[first % BLOCK * stride..].chunks_exact(stride);
-            for (sums, terms) in self.sums.chunks_exact_mut(count).zip(of_keys).take(rows) {
-                sums.copy_from_slice(&terms[..count]);
-            }
-        }
-        if let Some(table) = head.keys {
-            let distances = first as isize - count as isize + 1..(first + rows) as isize;
-            let width = self.multiply(kernel, head.vectors, table, (queries, size), distances);
-            let products = self.products.chunks_exact(width);
-            for (row, (sums, products)) in self.sums.chunks_exact_mut(count).zip(products).enumerate() {
-                // From the first key on, distances fall.
-                for (sum, product) in sums.iter_mut().zip(products[row..row + count].iter().rev()) {
-                    *sum += product;
+    pub(crate) fn prepare(&mut self, head: HeadVectors<'_>, size: usize, [queries, keys]: [usize; 2]) {
+        let columns = head.vectors.columns_of(1 - keys as isize..queries as isize);
+        let (Some(&first), Some(&last)) = (columns.first(), columns.last()) else { return };
+        self.first_column = first;
+        let count = ((last - first) as usize + 1).div_ceil(COLUMNS);
+        for (table, panels) in [head.keys, head.queries].into_iter().zip(&mut self.panels) {
+            let Some(table) = table else { continue };
+            panels.resize(count * COLUMNS * size, 0.0);
+            for (panel, column) in
+                panels.chunks_exact_mut(COLUMNS * size).zip((first as usize..).step_by(COLUMNS))
+            {
+                let rows = table.chunks_exact(head.vectors.width);
+                for (row, out) in rows.zip(panel.as_chunks_mut::<COLUMNS>().0) {
+                    if let Some(row) = row[column..].first_chunk() {
+                        *out = *row;
+                    }
                 }
             }
         }
     }
 
-    /// The terms for the query in `row` of the group, by key.
-    pub(crate) fn row(&self, row: usize, keys: usize) -> &[f32] {
-        &self.sums[row * keys..(row + 1) * keys]
+    /// Adds the terms of a group of queries to their scores for all keys, with `size` numbers each. The group begins
+    /// with the query at position `first`; groups follow each other from position 0, after [`prepare`](Self::prepare).
+    /// A row of scores has `padded` numbers.
+    #[inline(always)]
+    pub(crate) fn add<K: Kernel>(
+        &mut self,
+        kernel: K,
+        head: HeadVectors<'_>,
+        (queries, keys, size): (&[f32], &[f32], usize),
+        (first, query_count): (usize, usize),
+        (scores, padded): (&mut [f32], usize),
+    ) {
+        let (rows, count) = (queries.len() / size, keys.len() / size);
+        let stride = stride(count);
+        if head.queries.is_some() && first.is_multiple_of(BLOCK) {
+            let block = first..query_count.min(first + BLOCK);
+            self.multiply_keys(kernel, head.vectors, (keys, size), block);
+        }
+        if head.keys.is_some() {
+            let distances = first as isize - count as isize + 1..(first + rows) as isize;
+            let Products { width, offset } =
+                self.multiply(kernel, head.vectors, 0, (queries, size), distances);
+            for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
+                // From the first key on, distances fall.
+                let start = row * width + offset + row;
+                let products = self.products[start..start + count].iter().rev();
+                let scores = scores[..count].iter_mut();
+                if head.queries.is_some() {
+                    let terms = &self.of_keys[(first % BLOCK + row) * stride..][..count];
+                    for ((score, term), product) in scores.zip(terms).zip(products) {
+                        *score += term + product;
+                    }
+                } else {
+                    scores.zip(products).for_each(|(score, product)| *score += product);
+                }
+            }
+        } else if head.queries.is_some() {
+            for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
+                let terms = &self.of_keys[(first % BLOCK + row) * stride..][..count];
+                scores[..count].iter_mut().zip(terms).for_each(|(score, term)| *score += term);
+            }
+        }
     }
 
     /// Multiplies keys by the vectors for their distances to a block of queries.
@@ -111,77 +147,83 @@ impl DistanceTerms {
         &mut self,
         kernel: K,
         vectors: &DistanceVectors,
-        table: &[f32],
         (keys, size): (&[f32], usize),
         block: Range<usize>,
     ) {
-        let stride = stride(keys.len() / size);
+        let count = keys.len() / size;
+        let stride = stride(count);
         self.of_keys.resize(BLOCK * stride, 0.0);
-        for (keys, first_key) in keys.chunks(KEYS * size).zip((0..).step_by(KEYS)) {
-            let rows = keys.len() / size;
-            let nearest = block.start as isize - (first_key + rows - 1) as isize;
-            let distances = nearest..block.end as isize - first_key as isize;
-            let width = self.multiply(kernel, vectors, table, (keys, size), distances);
-            let out = self.of_keys.chunks_exact_mut(stride).take(block.len()).enumerate();
-            match rows {
-                KEYS => {
-                    for (query, out) in out {
-                        let Some(out) = out[first_key..].first_chunk_mut::<KEYS>() else { return };
-                        let products = &self.products[query..(KEYS - 1) * width + query + KEYS];
+        // Counted from the last key, groups are whole.
+        let mut start = 0;
+        while start < count {
+            let end = start + (count - start - 1) % QUERIES + 1;
+            let rows = end - start;
+            let distances = block.start as isize - (end - 1) as isize..block.end as isize - start as isize;
+            let keys = &keys[start * size..end * size];
+            let Products { width, offset } = self.multiply(kernel, vectors, 1, (keys, size), distances);
+            for (query, out) in self.of_keys.chunks_exact_mut(stride).take(block.len()).enumerate() {
+                let products = &self.products[offset + query..];
+                let out = &mut out[start..end];
+                match out.first_chunk_mut::<QUERIES>() {
+                    Some(out) => {
+                        let products = &products[..(QUERIES - 1) * width + QUERIES];
                         for (row, out) in out.iter_mut().enumerate() {
-                            *out = products[row * width + KEYS - 1 - row];
+                            *out = products[row * width + QUERIES - 1 - row];
                         }
                     }
-                }
-                _ => {
-                    for (query, out) in out {
-                        for (row, out) in out[first_key..first_key + rows].iter_mut().enumerate() {
-                            *out = self.products[row * width + query + rows - 1 - row];
+                    None => {
+                        for (row, out) in out.iter_mut().enumerate() {
+                            *out = products[row * width + rows - 1 - row];
                         }
                     }
                 }
             }
+            start = end;
         }
     }
 
-    /// Multiplies rows by the vectors for a range of distances, into rows of `products`. Returns their length.
+    /// Multiplies up to [`QUERIES`] rows by the vectors for a range of distances, into rows of `products`.
     #[inline(always)]
     fn multiply<K: Kernel>(
         &mut self,
         kernel: K,
         vectors: &DistanceVectors,
-        table: &[f32],
+        table: usize,
         (rows, size): (&[f32], usize),
         distances: Range<isize>,
-    ) -> usize {
+    ) -> Products {
         let columns = vectors.columns_of(distances);
-        let (Some(&first), Some(&last)) = (columns.first(), columns.last()) else { return 1 };
-        let count = (last - first) as usize + 1;
-        let width = count.next_multiple_of(COLUMNS);
-        let is_shared = count < columns.len();
+        let (Some(&first), Some(&last)) = (columns.first(), columns.last()) else {
+            return Products { width: 1, offset: 0 };
+        };
+        let is_shared = ((last - first) as usize) + 1 < columns.len();
+        let [first, last] = [first, last].map(|column| (column - self.first_column) as usize);
+        let panels = first / COLUMNS..last / COLUMNS + 1;
+        let (width, offset) = (panels.len() * COLUMNS, first % COLUMNS);
         let out = if is_shared { &mut self.shared } else { &mut self.products };
         let row_count = rows.len() / size;
         out.resize(row_count * width, 0.0);
-        let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
+        let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
         let sums = &mut sums[..row_count];
-        for column in (0..width).step_by(COLUMNS) {
-            let part = Rows { values: &table[first as usize + column..], stride: vectors.width };
+        let values = &self.panels[table][panels.start * COLUMNS * size..];
+        for (panel, column) in values.chunks_exact(COLUMNS * size).zip((0..width).step_by(COLUMNS)) {
+            let part = Rows { values: panel, stride: COLUMNS };
             kernel.product(size, Rows { values: rows, stride: size }, part, sums);
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
                 out[column..column + COLUMNS].copy_from_slice(sums.as_flattened());
             }
         }
         if !is_shared {
-            return width;
+            return Products { width, offset };
         }
         self.products.resize(row_count * columns.len(), 0.0);
         let rows = self.shared.chunks_exact(width).zip(self.products.chunks_exact_mut(columns.len()));
         for (shared, out) in rows {
             for (out, column) in out.iter_mut().zip(columns) {
-                *out = shared[(column - first) as usize];
+                *out = shared[offset + (column - columns[0]) as usize];
             }
         }
-        columns.len()
+        Products { width: columns.len(), offset: 0 }
     }
 }
 
@@ -211,11 +253,11 @@ mod tests {
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let Self(terms, head, queries, keys) = self;
             let (query_count, key_count) = (queries.len() / SIZE, keys.len() / SIZE);
-            let mut out = Vec::new();
-            for (queries, first) in queries.chunks(QUERIES * SIZE).zip((0..).step_by(QUERIES)) {
-                terms.compute(kernel, head, (queries, keys, SIZE), (first, query_count));
-                let rows = queries.len() / SIZE;
-                (0..rows).for_each(|row| out.extend_from_slice(terms.row(row, key_count)));
+            let mut out = vec![0.0; query_count * key_count];
+            terms.prepare(head, SIZE, [query_count, key_count]);
+            let groups = queries.chunks(QUERIES * SIZE).zip(out.chunks_mut(QUERIES * key_count));
+            for ((queries, scores), first) in groups.zip((0..).step_by(QUERIES)) {
+                terms.add(kernel, head, (queries, keys, SIZE), (first, query_count), (scores, key_count));
             }
             out
         }

@@ -6,10 +6,12 @@
 //!
 //! It is a separate crate so that it is optimized in every profile.
 
+mod adapters;
 pub mod array;
 mod attention;
 mod counted_labels;
 mod distances;
+mod experts;
 pub mod kernel;
 mod linear;
 mod math;

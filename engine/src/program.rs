@@ -135,6 +135,11 @@ pub enum RowOperation {
     },
     /// Adds two values.
     Add { inputs: [ValueId; 2], out: ValueId },
+    /// Adds the product of a task's adapters and the second value to the first. A token's type is the number of its task,
+    /// from 1 on; 0 adds nothing.
+    Adapt { inputs: [ValueId; 2], adapters: Adapters, out: ValueId },
+    /// A feed-forward part with experts.
+    Experts { input: ValueId, part: Box<ExpertLayers>, out: ValueId },
     /// Normalizes an input, or the sum of two.
     Norm {
         /// Input columns.
@@ -220,6 +225,31 @@ pub struct Dense {
     pub weights: Array<f32>,
     /// Added to each output.
     pub bias: Option<Array<f32>>,
+}
+
+/// Experts, some of which a router chooses for each row.
+#[derive(Debug)]
+pub struct ExpertLayers {
+    /// A logit per expert; a softmax makes weights of them.
+    pub router: Dense,
+    /// Experts per row, with the largest weights.
+    pub top: usize,
+    /// Two layers per expert; the first has an activation.
+    pub experts: Vec<[Linear; 2]>,
+    /// Added to the weighted sum of the experts' results.
+    pub bias: Array<Lanes>,
+}
+
+/// Narrow matrices per task, in fp32 (LoRA).
+#[derive(Debug)]
+pub struct Adapters {
+    /// Numbers between a task's two matrices.
+    pub rank: usize,
+    /// From an input to these numbers: a row per task and number. `None` if the input has the numbers of all tasks, one
+    /// task after the other.
+    pub down: Option<Array<Lanes>>,
+    /// From these numbers to an output: a row per task and number.
+    pub up: Array<Lanes>,
 }
 
 /// An activation function, as `transformers` defines it.
@@ -618,6 +648,10 @@ impl Program {
         let products = operations.map(|operation| match operation {
             RowOperation::Linear { layer, .. } => layer.inputs * layer.outputs,
             RowOperation::Dense { layer, .. } => layer.weights.len(),
+            RowOperation::Experts { part, .. } => {
+                let layers = part.experts.first().into_iter().flatten();
+                part.top * layers.map(|layer| layer.inputs * layer.outputs).sum::<usize>()
+            }
             _ => 0,
         });
         products.sum()
@@ -671,11 +705,12 @@ impl RowOperation {
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
             | Self::Gate { input, .. }
+            | Self::Experts { input, .. }
             | Self::Norm { input: View { value: input, .. }, residual: None, .. } => vec![input],
             Self::Norm { input: View { value: input, .. }, residual: Some(residual), .. } => {
                 vec![input, residual]
             }
-            Self::Add { inputs, .. } => inputs.to_vec(),
+            Self::Add { inputs, .. } | Self::Adapt { inputs, .. } => inputs.to_vec(),
         }
     }
 
@@ -689,8 +724,10 @@ impl RowOperation {
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }
             | Self::Gate { out, .. }
+            | Self::Experts { out, .. }
             | Self::Norm { out, .. }
-            | Self::Add { out, .. } => out,
+            | Self::Add { out, .. }
+            | Self::Adapt { out, .. } => out,
         }
     }
 }

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use futures::FutureExt;
 use kivu::{
     api::{App, BatchObjects, Files},
     batch::Handler,
@@ -45,8 +44,7 @@ async fn main() -> Result<(), Error> {
             let x_ray = context.xray_trace_id.as_deref();
             let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
             let handled = function.handle(payload, deadline(context.deadline));
-            // Without a box, the types nest too deeply for the compiler.
-            let handled = within(trace, handled.boxed_local()).await;
+            let handled = within(trace, handled).await;
             if let Some(otlp) = otlp {
                 otlp.flush(FLUSH_TIMEOUT).await;
             }

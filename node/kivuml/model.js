@@ -50,12 +50,20 @@ class Model {
     return this.#description.dimensions;
   }
 
+  get similarity() {
+    return this.#description.similarity;
+  }
+
   get labels() {
     return this.#description.labels;
   }
 
   get prompts() {
     return this.#description.prompts ?? [];
+  }
+
+  get tasks() {
+    return this.#description.tasks ?? [];
   }
 
   get queryPrompt() {
@@ -72,9 +80,9 @@ class Model {
    * @returns {Promise<any>}
    */
   async encode(texts, options) {
-    const prompts = /** @type {const} */ (["promptName", "prompt", "instruction"]);
+    const prompts = /** @type {const} */ (["promptName", "prompt", "instruction", "task"]);
     const known = /** @type {const} */ ([...prompts, "dimensions", "normalize", "precision", "truncate", ...RUN]);
-    const { promptName, prompt, instruction, dimensions, normalize, ...others } = asOptions(options, known);
+    const { promptName, prompt, instruction, task, dimensions, normalize, ...others } = asOptions(options, known);
     const { precision = "float32", truncate, ...run } = others;
     if (!Object.hasOwn(ARRAYS, precision)) {
       const found = String(JSON.stringify(precision)).slice(0, 40);
@@ -84,6 +92,7 @@ class Model {
       prompt_name: promptName,
       prompt,
       instruction,
+      task,
       dimensions,
       normalize,
       output_dtype: precision === "float32" ? undefined : precision,
@@ -172,8 +181,15 @@ class Model {
    * @returns {Promise<any>}
    */
   async zeroShot(texts, labels, options) {
-    const { multiLabel, template, ...run } = asOptions(options, /** @type {const} */ (["multiLabel", "template", ...RUN]));
-    const parameters = { candidate_labels: asLabels(labels), multi_label: multiLabel, hypothesis_template: template };
+    const known = /** @type {const} */ (["multiLabel", "template", "prompt", "truncate", ...RUN]);
+    const { multiLabel, template, prompt, truncate, ...run } = asOptions(options, known);
+    const parameters = {
+      candidate_labels: asLabels(labels),
+      multi_label: multiLabel,
+      hypothesis_template: template,
+      prompt,
+      truncate,
+    };
     return this.#each("zeroShot", asList(texts, "texts"), parameters, run);
   }
 
@@ -194,6 +210,26 @@ class Model {
       truncate,
     };
     return this.#each("entities", asList(texts, "texts"), parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").Schema} schema
+   * @param {import("./index").ExtractOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async extract(texts, schema, options) {
+    const known = /** @type {const} */ (["form", "threshold", "confidence", "spans", "truncate", ...RUN]);
+    const { form, threshold, confidence, spans, truncate, ...run } = asOptions(options, known);
+    const parameters = {
+      task: form,
+      schema,
+      threshold,
+      include_confidence: confidence,
+      include_spans: spans,
+      truncate,
+    };
+    return this.#each("extract", asList(texts, "texts"), parameters, run);
   }
 
   /**
@@ -233,9 +269,9 @@ class Model {
    * @returns {Promise<any>}
    */
   async tokenize(texts, options) {
-    const known = /** @type {const} */ (["promptName", "prompt", "instruction", "addSpecialTokens", ...RUN]);
-    const { promptName, addSpecialTokens, prompt, instruction, ...run } = asOptions(options, known);
-    const parameters = { prompt_name: promptName, prompt, instruction, add_special_tokens: addSpecialTokens };
+    const known = /** @type {const} */ (["promptName", "prompt", "instruction", "task", "addSpecialTokens", ...RUN]);
+    const { promptName, addSpecialTokens, prompt, instruction, task, ...run } = asOptions(options, known);
+    const parameters = { prompt_name: promptName, prompt, instruction, task, add_special_tokens: addSpecialTokens };
     return this.#each("tokenize", asList(texts, "texts"), parameters, run);
   }
 
@@ -246,7 +282,7 @@ class Model {
   /**
    * Runs batches of texts; returns what the native module returns for each.
    *
-   * @param {"encode" | "multiVectors" | "sparse" | "classify" | "zeroShot" | "entities" | "translate" | "generate" | "tokenize"} method
+   * @param {"encode" | "multiVectors" | "sparse" | "classify" | "zeroShot" | "entities" | "extract" | "translate" | "generate" | "tokenize"} method
    * @param {any[]} texts
    * @param {Record<string, unknown>} parameters
    * @param {Run} run
@@ -269,7 +305,7 @@ class Model {
   /**
    * A result per text, from JSON, or the result for a single text.
    *
-   * @param {"classify" | "zeroShot" | "entities" | "tokenize"} method
+   * @param {"classify" | "zeroShot" | "entities" | "extract" | "tokenize"} method
    * @param {{ texts: any[], isSingle: boolean }} listed
    * @param {Record<string, unknown>} parameters
    * @param {Run} run
@@ -285,12 +321,14 @@ class Model {
    *
    * @param {"translate" | "generate"} method
    * @param {unknown} texts
-   * @param {Record<string, unknown>} parameters
+   * @param {Record<string, unknown> & { generate_parameters?: Record<string, unknown> | null }} parameters
    * @param {Run} run
    */
   async #generated(method, texts, parameters, run) {
     const { texts: listed, isSingle } = asList(texts, "texts");
-    const found = (await this.#batches(method, listed, parameters, run, GENERATED)).flat();
+    // A text's samples depend on the seed and on its position in the call.
+    const batch = parameters.generate_parameters?.seed == null ? GENERATED : Infinity;
+    const found = (await this.#batches(method, listed, parameters, run, batch)).flat();
     return isSingle ? found[0] : found;
   }
 }

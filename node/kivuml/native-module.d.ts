@@ -12,6 +12,7 @@ export class Model {
   classify(texts: (string | string[])[], first: number, parameters: string, cancellation?: Cancellation): Promise<string>;
   zeroShot(texts: string[], first: number, parameters: string, cancellation?: Cancellation): Promise<string>;
   entities(texts: string[], first: number, parameters: string, cancellation?: Cancellation): Promise<string>;
+  extract(texts: string[], first: number, parameters: string, cancellation?: Cancellation): Promise<string>;
   rank(query: string, documents: string[], parameters: string, cancellation?: Cancellation): Promise<string>;
   translate(texts: string[], first: number, parameters: string, cancellation?: Cancellation): Promise<string[]>;
   generate(texts: string[], first: number, parameters: string, cancellation?: Cancellation): Promise<string[]>;

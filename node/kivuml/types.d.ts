@@ -33,6 +33,8 @@ export interface EncodeOptions<P extends keyof Arrays = keyof Arrays> extends Ru
   prompt?: string;
   /** Replaces the instruction in the model's prompt for queries, if it has one. */
   instruction?: string;
+  /** One of the model's `tasks`, whose adapters it uses, with the prompt of this name. */
+  task?: string;
   /** Truncates vectors to this many values. */
   dimensions?: number;
   /** Whether vectors are scaled to length 1; by default the model's setting. */
@@ -73,11 +75,13 @@ export interface ClassifyOptions extends RunOptions, TruncateOptions {
   functionToApply?: "softmax" | "sigmoid" | "none";
 }
 
-export interface ZeroShotOptions extends RunOptions {
+export interface ZeroShotOptions extends RunOptions, TruncateOptions {
   /** Whether each label is scored independently. */
   multiLabel?: boolean;
   /** The hypothesis, with `{}` for the label. */
   template?: string;
+  /** Describes the task, to models that read labels and text together. */
+  prompt?: string;
 }
 
 export interface EntityOptions<R extends boolean = boolean> extends RunOptions, TruncateOptions {
@@ -91,6 +95,20 @@ export interface EntityOptions<R extends boolean = boolean> extends RunOptions, 
   threshold?: number;
   /** Reads long texts in windows that overlap by this many tokens, or words with a model that takes labels. */
   stride?: number;
+}
+
+/** What is extracted, in one of the forms of the package `gliner2`; the order of names is kept. */
+export type Schema = string | readonly unknown[] | Readonly<Record<string, unknown>>;
+
+export interface ExtractOptions extends RunOptions, TruncateOptions {
+  /** The schema's form; `schema` by default. */
+  form?: "schema" | "extract_entities" | "extract_json" | "classify_text";
+  /** Values have at least this score, 0.5 by default. */
+  threshold?: number;
+  /** Whether values have scores. */
+  confidence?: boolean;
+  /** Whether values have places in the text. */
+  spans?: boolean;
 }
 
 export interface GenerateOptions extends RunOptions, TruncateOptions {
@@ -110,6 +128,8 @@ export interface TokenizeOptions extends RunOptions, PromptOptions {
   prompt?: string;
   /** Replaces the instruction in the model's prompt for queries, if it has one. */
   instruction?: string;
+  /** The task whose prompt to put before each text, in a model with tasks. */
+  task?: string;
   /** Whether the model's special tokens are added; true by default. */
   addSpecialTokens?: boolean;
 }
@@ -165,10 +185,14 @@ export class Model {
   readonly maxTokens: number;
   /** Values in a dense vector; `null` if the model has no dense vectors. */
   readonly dimensions: number | null;
+  /** How dense vectors are to be compared. */
+  readonly similarity: "cosine" | "dot" | "euclidean" | "manhattan" | null;
   /** The model's own labels, if it has any. */
   readonly labels: string[] | null;
   /** The names of the model's prompts. */
   readonly prompts: string[];
+  /** The tasks for which the model has adapters. */
+  readonly tasks: string[];
   /** The prompt for queries, if the model has one. */
   readonly queryPrompt: string | null;
   /** The prompt for documents, if the model has one. */
@@ -210,6 +234,10 @@ export class Model {
   entities(texts: Iterable<string>, options: EntityOptions<true>): Promise<Redacted[]>;
   entities(text: string, options?: EntityOptions<false>): Promise<Entity[]>;
   entities(texts: Iterable<string>, options?: EntityOptions<false>): Promise<Entity[][]>;
+
+  /** Extracts what a schema describes, with a model that reads schemas: values by the schema's names. */
+  extract(text: string, schema: Schema, options?: ExtractOptions): Promise<Record<string, unknown>>;
+  extract(texts: Iterable<string>, schema: Schema, options?: ExtractOptions): Promise<Record<string, unknown>[]>;
 
   /** Translates texts, sentence by sentence. */
   translate(text: string, options?: TranslateOptions): Promise<string>;

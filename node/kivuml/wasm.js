@@ -30,8 +30,10 @@ function fallback(url) {
           `expected a bundle's folder, since this platform runs models in WebAssembly and cannot build them, but found \`${name}\``,
         );
       });
+      /** @param {string} file @param {string} _ @param {(contents: Uint8Array) => void} take */
+      const read = async (file, _, take) => take(await contents(file));
       const { open } = await import(url);
-      return open(manifest.toString("utf8"), contents);
+      return open(manifest.toString("utf8"), read);
     },
     command() {
       console.error("error: expected a platform with the `kivu` command, which are linux-x64 and linux-arm64");

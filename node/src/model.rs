@@ -7,8 +7,8 @@ use std::{
 
 use kivu::pipeline::vectors::StoredVector;
 use kivu_bindings::{
-    Source, classify, describe, encode, entities, generate, joined, multi_vectors, on_thread, rank, sparse,
-    to_json, tokenize, translate, zero_shot,
+    Source, classify, describe, encode, entities, extract, generate, joined, multi_vectors, on_thread, rank,
+    sparse, to_json, tokenize, translate, zero_shot,
 };
 use napi::{
     Either, Env, JsString,
@@ -175,6 +175,21 @@ impl Model {
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
         let work = self.run(|model| async move { entities(&model, &parameters, texts.texts()?).await });
+        promise(env, cancellation, work, |json| json)
+    }
+
+    /// Values by the names in a schema for each text, as JSON.
+    #[napi]
+    pub fn extract<'env>(
+        &self,
+        env: &'env Env,
+        texts: Vec<JsString<'_>>,
+        first: u32,
+        parameters: String,
+        cancellation: Cancelled<'_>,
+    ) -> napi::Result<Object<'env>> {
+        let texts = Texts::copy(texts, "texts", first)?;
+        let work = self.run(|model| async move { extract(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |json| json)
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Union
 
@@ -25,7 +26,7 @@ R = TypeVar("R")
 Texts = Union[Iterable[str], Any]
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
-_DTYPES = {"float32": np.float32, "int8": np.int8, "uint8": np.uint8, "binary": np.int8, "ubinary": np.uint8}
+DTYPES = {"float32": np.float32, "int8": np.int8, "uint8": np.uint8, "binary": np.int8, "ubinary": np.uint8}
 #: Texts that one call to the native module runs, between which progress is shown.
 _BATCH = 1024
 #: The same for generated texts, which take longer.
@@ -129,6 +130,11 @@ def _restore(name: str, options: dict[str, Any]) -> Model:
     return load(name, **options)
 
 
+def with_prompt(options: dict[str, Any], prompt_name: str | None) -> dict[str, Any]:
+    """Options for `encode`, with a prompt of the model unless the caller has chosen one."""
+    return options if options.get("prompt") is not None else {"prompt_name": prompt_name} | options
+
+
 class Model:
     """A model in this process. `load` creates it.
 
@@ -178,6 +184,11 @@ class Model:
         return self._description["dimensions"]
 
     @property
+    def similarity(self) -> str | None:
+        """How dense vectors are to be compared: `cosine`, `dot`, `euclidean` or `manhattan`."""
+        return self._description["similarity"]
+
+    @property
     def labels(self) -> list[str] | None:
         """The model's own labels, if it has any."""
         return self._description["labels"]
@@ -186,6 +197,11 @@ class Model:
     def prompts(self) -> list[str]:
         """The names of the model's prompts."""
         return self._description["prompts"] or []
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks for which the model has adapters."""
+        return self._description["tasks"] or []
 
     @property
     def query_prompt(self) -> str | None:
@@ -204,6 +220,7 @@ class Model:
         prompt_name: str | None = None,
         prompt: str | None = None,
         instruction: str | None = None,
+        task: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
         precision: Precision = "float32",
@@ -217,18 +234,20 @@ class Model:
             prompt_name: The model's prompt with this name or for this role, such as `query`.
             prompt: A text to put before each text, instead of one of the model's prompts.
             instruction: Replaces the instruction in the model's prompt for queries, if it has one.
+            task: One of `tasks`, whose adapters the model uses, with the prompt of this name.
             dimensions: Truncates vectors to this many values.
             normalize: Whether vectors are scaled to length 1; by default the model's setting.
             precision: The vectors' number format. `binary` and `ubinary` have eight dimensions in a value.
             truncate: Whether texts above the token limit are truncated, which is the default, or refused.
             show_progress: Whether progress is written to standard error.
         """
-        if precision not in _DTYPES:
-            raise InvalidError(f"expected `precision` among {_quoted(_DTYPES)}, but found {precision!r:.40}")
+        if precision not in DTYPES:
+            raise InvalidError(f"expected `precision` among {_quoted(DTYPES)}, but found {precision!r:.40}")
         parameters = as_json({
             "prompt_name": prompt_name,
             "prompt": prompt,
             "instruction": instruction,
+            "task": task,
             "dimensions": dimensions,
             "normalize": normalize,
             "output_dtype": None if precision == "float32" else precision,
@@ -241,7 +260,7 @@ class Model:
         for first in range(0, len(listed), _BATCH):
             batch = listed[first : first + _BATCH]
             data, width = self._native.encode(batch, first, parameters)
-            vectors = np.frombuffer(data, _DTYPES[precision]).reshape(len(batch), width)
+            vectors = np.frombuffer(data, DTYPES[precision]).reshape(len(batch), width)
             if len(batch) == len(listed):
                 found = vectors
             else:
@@ -372,6 +391,8 @@ class Model:
         *,
         multi_label: bool = False,
         template: str | None = None,
+        prompt: str | None = None,
+        truncate: bool | None = None,
         show_progress: bool = False,
     ) -> Any:
         """Classifies texts with your labels: labels with scores for each text, the highest first.
@@ -381,9 +402,17 @@ class Model:
             labels: The labels.
             multi_label: Whether each label is scored independently.
             template: The hypothesis, with `{}` for the label.
+            prompt: Describes the task, to models that read labels and text together.
+            truncate: As in `encode`.
             show_progress: As in `encode`.
         """
-        parameters = {"candidate_labels": _labels(labels), "multi_label": multi_label, "hypothesis_template": template}
+        parameters = {
+            "candidate_labels": _labels(labels),
+            "multi_label": multi_label,
+            "hypothesis_template": template,
+            "prompt": prompt,
+            "truncate": truncate,
+        }
         return self._each(_parsed(self._native.zero_shot), texts, parameters, show_progress)
 
     def entities(
@@ -419,6 +448,40 @@ class Model:
             "truncate": truncate,
         }
         return self._each(_parsed(self._native.entities), texts, parameters, show_progress)
+
+    def extract(
+        self,
+        texts: str | Texts,
+        schema: Any,
+        *,
+        form: Literal["schema", "extract_entities", "extract_json", "classify_text"] = "schema",
+        threshold: float | None = None,
+        confidence: bool = False,
+        spans: bool = False,
+        truncate: bool | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """Extracts what a schema describes, with a model that reads schemas: a dictionary for each text.
+
+        Args:
+            texts: A text or any number of texts.
+            schema: What is extracted, in one of the forms of the package `gliner2`; the order of names is kept.
+            form: The schema's form.
+            threshold: Values have at least this score, 0.5 by default.
+            confidence: Whether values have scores.
+            spans: Whether values have places in the text.
+            truncate: As in `encode`.
+            show_progress: As in `encode`.
+        """
+        parameters = {
+            "task": form,
+            "schema": schema,
+            "threshold": threshold,
+            "include_confidence": confidence,
+            "include_spans": spans,
+            "truncate": truncate,
+        }
+        return self._each(_parsed(self._native.extract), texts, parameters, show_progress)
 
     def translate(
         self,
@@ -466,6 +529,7 @@ class Model:
         prompt_name: str | None = None,
         prompt: str | None = None,
         instruction: str | None = None,
+        task: str | None = None,
         add_special_tokens: bool = True,
     ) -> Any:
         """Returns each text's tokens.
@@ -475,12 +539,14 @@ class Model:
             prompt_name: The prompt to put before each text.
             prompt: A text to put before each text, instead of one of the model's prompts.
             instruction: Replaces the instruction in the model's prompt for queries, if it has one.
+            task: The task whose prompt to put before each text, in a model with tasks.
             add_special_tokens: Whether the model's special tokens are added.
         """
         parameters = {
             "prompt_name": prompt_name,
             "prompt": prompt,
             "instruction": instruction,
+            "task": task,
             "add_special_tokens": add_special_tokens,
         }
         return self._each(_parsed(self._native.tokenize), texts, parameters, False)
@@ -499,7 +565,9 @@ class Model:
         self, run: Any, texts: Any, parameters: dict[str, Any], truncate: Any, show_progress: bool, generation: Any
     ) -> Any:
         parameters = parameters | {"truncate": truncate, "generate_parameters": generation or None}
-        return self._each(run, texts, parameters, show_progress, _GENERATED)
+        # A text's samples depend on the seed and on its position in the call.
+        batch = sys.maxsize if generation.get("seed") is not None else _GENERATED
+        return self._each(run, texts, parameters, show_progress, batch)
 
     aencode = _in_thread(encode)
     asparse = _in_thread(sparse)
@@ -508,6 +576,7 @@ class Model:
     aclassify = _in_thread(classify)
     azero_shot = _in_thread(zero_shot)
     aentities = _in_thread(entities)
+    aextract = _in_thread(extract)
     atranslate = _in_thread(translate)
     asummarize = _in_thread(summarize)
     agenerate = _in_thread(summarize)

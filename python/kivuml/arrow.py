@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ._model import Model, absolute, load
+from ._model import DTYPES, Model, absolute, load, with_prompt
 from ._texts import as_json
 
 _LOCK = threading.Lock()
@@ -49,9 +49,10 @@ class Embedder:
         listed = texts.to_pylist()
         given = [text for text in listed if text is not None and text != ""]
         if not given:
-            return pa.nulls(len(listed), pa.list_(pa.float32()))
+            value = pa.from_numpy_dtype(DTYPES[self._options.get("precision", "float32")])
+            return pa.nulls(len(listed), pa.list_(value))
         model = self.model
-        vectors = model.encode(given, **{"prompt_name": model.document_prompt} | self._options)
+        vectors = model.encode(given, **with_prompt(self._options, model.document_prompt))
         is_missing = np.fromiter((text is None or text == "" for text in listed), bool, len(listed))
         ends = np.cumsum(~is_missing) * vectors.shape[1]
         offsets = pa.array(np.concatenate(([0], ends)), pa.int32())

@@ -12,7 +12,7 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
-from ._model import Model, load
+from ._model import Model, load, with_prompt
 
 
 class _Embedder:
@@ -39,7 +39,7 @@ class _Embedder:
         self.warm_up()
         assert self._opened is not None
         prompt = self._opened.query_prompt if is_query else self._opened.document_prompt
-        return self._opened.encode(texts, **{"prompt_name": prompt} | self.options).tolist()
+        return self._opened.encode(texts, **with_prompt(self.options, prompt)).tolist()
 
 
 @component

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
-from ._model import Model, load
+from ._model import Model, load, with_prompt
 
 
 class KivuEmbeddings(Embeddings):
@@ -29,7 +29,7 @@ class KivuEmbeddings(Embeddings):
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         if not texts:
             return []
-        return self.model.encode(texts, **{"prompt_name": self.model.document_prompt} | self._options).tolist()
+        return self.model.encode(texts, **with_prompt(self._options, self.model.document_prompt)).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        return self.model.encode(text, **{"prompt_name": self.model.query_prompt} | self._options).tolist()
+        return self.model.encode(text, **with_prompt(self._options, self.model.query_prompt)).tolist()

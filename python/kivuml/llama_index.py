@@ -13,7 +13,7 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
-from ._model import Model, load
+from ._model import Model, load, with_prompt
 
 
 class KivuEmbedding(BaseEmbedding):
@@ -38,7 +38,7 @@ class KivuEmbedding(BaseEmbedding):
         return "KivuEmbedding"
 
     def _encode(self, texts: Any, prompt_name: str | None) -> Any:
-        return self._model.encode(texts, **{"prompt_name": prompt_name} | self._options).tolist()
+        return self._model.encode(texts, **with_prompt(self._options, prompt_name)).tolist()
 
     def _get_query_embedding(self, query: str) -> list[float]:
         return self._encode(query, self._model.query_prompt)

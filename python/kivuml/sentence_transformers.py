@@ -106,10 +106,15 @@ class SentenceTransformer:
         return self.encode(inputs, prompt_name, prompt, *others, **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Cosines between all pairs; 0 for vectors of zeros, as there."""
-
-        def normalized(vectors: Any) -> np.ndarray:
-            rows = np.atleast_2d(np.asarray(vectors, np.float32))
-            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-
-        return normalized(embeddings1) @ normalized(embeddings2).T
+        """The model's similarity between all pairs; distances are negated, and cosines of zeros are 0, as there."""
+        left, right = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (embeddings1, embeddings2))
+        match self.model.similarity:
+            case "dot":
+                return left @ right.T
+            # A row at a time: all differences at once would take the memory of many matrices.
+            case "euclidean":
+                return np.stack([-np.linalg.norm(right - row, axis=1) for row in left])
+            case "manhattan":
+                return np.stack([-np.abs(right - row).sum(axis=1) for row in left])
+        left, right = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right))
+        return left @ right.T

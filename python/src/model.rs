@@ -8,8 +8,8 @@ use std::{
 
 use kivu::pipeline::vectors::StoredVector;
 use kivu_bindings::{
-    Source, Token, Weights, classify, describe, encode, entities, generate, multi_vectors, rank, sparse,
-    tokenize, translate, zero_shot,
+    Source, Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors, rank,
+    sparse, tokenize, translate, zero_shot,
 };
 use pyo3::{
     Bound, PyAny, PyResult, Python, pyclass, pymethods,
@@ -157,6 +157,19 @@ impl Model {
         let model = self.model(py)?;
         let texts = Batch { texts, argument: "texts", first }.texts()?;
         wait(py, entities(&model, parameters, texts))
+    }
+
+    /// Values by the names in a schema for each text, as JSON.
+    fn extract(
+        &self,
+        py: Python<'_>,
+        texts: &Bound<'_, PyList>,
+        first: usize,
+        parameters: &str,
+    ) -> PyResult<String> {
+        let model = self.model(py)?;
+        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        wait(py, extract(&model, parameters, texts))
     }
 
     /// Indexes with scores, the highest first, as JSON.

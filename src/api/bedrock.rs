@@ -13,7 +13,7 @@ use super::{
     ranking::{DocumentsRequest, RankedDocument, rank_documents},
     rejection::Reply,
     request::{Context, InPath, UntypedCall, from_value},
-    response::with_backend,
+    response::by_model,
     vectors::EncodingFormat,
 };
 use crate::{
@@ -238,14 +238,6 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
 }
 
 async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest) -> Reply {
-    let (_, pipeline) = context.embedding(Some(model)).await?;
-    let limit = pipeline.settings().max_tokens;
-    if let Some(found) = body.max_tokens.filter(|tokens| *tokens < limit) {
-        return Err(Error::invalid(format!(
-            "expected `max_tokens` of at least {limit}, the model's limit, but found {found}; leave it out"
-        ))
-        .into());
-    }
     let is_list = body.embedding_types.is_none();
     let truncate = body.truncate.map(|truncate| match truncate {
         BedrockTruncate::None => Truncate::None,
@@ -261,6 +253,7 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
         embedding_types: body.embedding_types,
         output_dimension: body.output_dimension,
         truncate,
+        max_tokens: body.max_tokens,
     };
     let (embedded, usage) = cohere::embedded(context, request, is_list).await?;
     Ok(respond(context, &embedded, &usage))
@@ -280,6 +273,7 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         prompt: None,
         top_k: None,
         truncation: None,
+        max_tokens_per_doc: None,
     };
     let (_, ranked) = rank_documents(context, request).await?;
     let answer = BedrockRanks { results: ranked.documents(body.return_documents.unwrap_or(false)) };
@@ -292,5 +286,5 @@ fn respond<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> axum::re
         ("x-amzn-bedrock-input-token-count", usage.tokens.to_string()),
         ("x-amzn-bedrock-invocation-latency", context.started.elapsed().as_millis().to_string()),
     ];
-    (headers, with_backend(body, usage.location)).into_response()
+    (headers, by_model(body, usage)).into_response()
 }

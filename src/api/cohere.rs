@@ -10,7 +10,7 @@ use super::{
     inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
-    response::with_backend,
+    response::by_model,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -47,6 +47,9 @@ pub(super) struct CohereEmbedRequest {
     pub(super) output_dimension: Option<usize>,
     /// How to handle texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this end.
     pub(super) truncate: Option<Truncate>,
+    /// Number of tokens to read of each text; not below the model's limit.
+    #[schemars(range(min = 1))]
+    pub(super) max_tokens: Option<usize>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -135,7 +138,7 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
         "api_version": { "version": version },
         "billed_units": { "input_tokens": usage.tokens },
     });
-    Ok(with_backend(&EmbedResponse { embedded, meta }, usage.location))
+    Ok(by_model(&EmbedResponse { embedded, meta }, &usage))
 }
 
 /// Embeds texts; `is_list` says whether the vectors are floats in a list.
@@ -150,6 +153,7 @@ pub(super) async fn embedded(
     let app = &context.app;
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
+    inputs::at_least("max_tokens", body.max_tokens, pipeline.settings().max_tokens)?;
     let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
     let truncation = TruncationParameters {

@@ -25,7 +25,7 @@ use crate::{
     pipeline::{
         Input,
         embedding::{EmbeddingPipeline, Embeddings, VectorKind},
-        pooling::cosine,
+        similarity::cosine,
     },
     task::embedding::EmbeddingParameters,
 };

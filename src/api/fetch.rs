@@ -6,6 +6,9 @@ use crate::error::Result;
 
 /// Fetches models that are not served yet.
 pub trait FetchModel: fmt::Debug + Send + Sync {
+    /// Refuses names that no model can have.
+    fn check(&self, name: &str) -> Result<()>;
+
     /// Fetches or builds the model with this name, and returns its bundle's path.
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf>;
 }

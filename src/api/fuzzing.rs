@@ -34,6 +34,7 @@ use crate::{
         ranking::RankingPipeline,
         scores::ScoreFunction,
         seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
+        similarity::Similarity,
         token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
         zero_shot::ZeroShotPipeline,
     },
@@ -168,6 +169,7 @@ pub(super) fn models() -> Result<Vec<Model>> {
             pooling: Pooling::Mean,
             normalize: true,
             dimensions: 2,
+            similarity: Similarity::Cosine,
         }),
         sparse: None,
         multi_vector: None,
@@ -175,6 +177,7 @@ pub(super) fn models() -> Result<Vec<Model>> {
         default_prompt: None,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
         unpooled: None,
+        tasks: Vec::new(),
     };
     let scores = |labels: &[&str]| {
         let settings = ClassificationSettings {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
@@ -13,7 +13,8 @@ use super::{
     response::{OneOrMany, with_usage},
 };
 use crate::{
-    json::Content,
+    error::{Error, Result},
+    json::{self, Content},
     json_schemas::Texts,
     pipeline::{
         Task,
@@ -36,7 +37,7 @@ pub(super) struct HubGenerationRequest {
 }
 
 /// Generation options may also be here, outside of `generate_parameters`, which takes precedence.
-#[derive(Default, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[serde(expecting = "an object")]
 #[schemars(rename = "GenerationParameters")]
 pub(super) struct HubParameters {
@@ -55,7 +56,7 @@ pub(super) struct HubParameters {
 }
 
 /// The hub's truncation strategies; for a single text they amount to two.
-#[derive(Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 enum HubTruncation {
@@ -63,6 +64,19 @@ enum HubTruncation {
     LongestFirst,
     OnlyFirst,
     OnlySecond,
+}
+
+/// Refuses names in a body's `parameters` that are not supported: most of them would change the texts.
+pub(super) fn check_parameters(body: &Value) -> Result<()> {
+    let Some(Value::Object(parameters)) = body.get("parameters") else { return Ok(()) };
+    let (own, options) = (json::field_names::<HubParameters>(), GenerationOptions::names());
+    match parameters.keys().find(|name| !own.contains(*name) && !options.contains(*name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::invalid(format!(
+            "expected a supported option of the task or of `generate`, but found `parameters.{}`; leave it out",
+            name.escape_debug()
+        ))),
+    }
 }
 
 /// Moves generation options among a body's parameters, where clients send them as well, into `generate_parameters`.

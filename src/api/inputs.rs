@@ -105,6 +105,16 @@ fn one_of<T, const N: usize>(
     Ok(found.map(|(_, value)| value))
 }
 
+/// Refuses a request's token limit below the model's: texts are read up to the model's.
+pub(super) fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
+    match found.filter(|tokens| *tokens < limit) {
+        None => Ok(()),
+        Some(found) => Err(Error::invalid(format!(
+            "expected `{field}` of at least {limit}, the model's limit, but found {found}; leave it out"
+        ))),
+    }
+}
+
 /// The error for two fields that contradict each other.
 pub(super) fn different(one: &str, other: &str) -> Error {
     Error::invalid(format!(

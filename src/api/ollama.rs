@@ -14,7 +14,7 @@ use super::{
     inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
-    response::with_backend,
+    response::by_model,
 };
 use crate::{
     error::Result,
@@ -97,7 +97,7 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
         load_duration: nanoseconds(found.load_time),
         prompt_eval_count: found.embeddings.usage.tokens,
     };
-    Ok(with_backend(&answer, found.embeddings.usage.location))
+    Ok(by_model(&answer, &found.embeddings.usage))
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
@@ -108,7 +108,7 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
     let field = TextField { name: "prompt", content: body.prompt, limit: context.texts.at_most(1) };
     let mut found = embed_with(&context, request, field).await?;
     let answer = EmbeddingsResponse { embedding: found.embeddings.vectors.pop().unwrap_or_default() };
-    Ok(with_backend(&answer, found.embeddings.usage.location))
+    Ok(by_model(&answer, &found.embeddings.usage))
 }
 
 /// A request without its texts.

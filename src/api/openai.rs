@@ -11,7 +11,7 @@ use super::{
     inputs,
     rejection::Reply,
     request::{Call, InPath},
-    response::{TokenUsage, with_backend},
+    response::{TokenUsage, by_model},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -56,7 +56,7 @@ pub(super) struct EmbeddingsRequest {
     instruction: Option<String>,
     /// The texts' role, for which the model may have a prompt, such as `query` or `document`.
     input_type: Option<String>,
-    /// Jina's name for `input_type`.
+    /// Jina's name for `input_type`; in a model with adapters for tasks, one of its tasks.
     task: Option<String>,
     /// The tokenizer for token ids; `cl100k_base` by default.
     token_encoding: Option<TokenEncoding>,
@@ -212,7 +212,14 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
     pipeline.check_dimensions(body.output_dimension)?;
     let dimensions = [("dimensions", body.dimensions), ("output_dimension", body.output_dimension)];
     let dimensions = inputs::one_value(dimensions)?;
-    let roles = [("input_type", body.input_type), ("task", body.task), ("model", app.named_prompt(name))];
+    // Other spellings of a task are no roles.
+    let task = match body.task {
+        Some(task) if !pipeline.settings().tasks.is_empty() => {
+            Some(pipeline.settings().task_name(&task)?.to_owned())
+        }
+        task => task,
+    };
+    let roles = [("input_type", body.input_type), ("task", task), ("model", app.named_prompt(name))];
     let of_role = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => None,
@@ -256,7 +263,7 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
         usage: TokenUsage::of(&embeddings.usage),
         truncated: &embeddings.usage.truncated,
     };
-    Ok(with_backend(&answer, embeddings.usage.location))
+    Ok(by_model(&answer, &embeddings.usage))
 }
 
 /// OpenAI clients such as LangChain send ids from its tokenizer, without declaring which tokenizer it is.

@@ -44,7 +44,7 @@ const HEADERS: [(&str, Sent, &str); 13] = [
     ("x-request-id", Sent::Always, "The request's id: the client's own, or a new one."),
     ("x-tokenization-time", Sent::WithUsage, "Tokenization, in milliseconds."),
     ("x-total-time", Sent::WithUsage, "Milliseconds from the request's headers to the response."),
-    ("x-truncated", Sent::WithUsage, "Positions of truncated texts, from 0; absent if there are none."),
+    ("x-truncated", Sent::ByModels, "Positions of truncated texts, from 0; absent if there are none."),
 ];
 
 /// The responses that have a header.

@@ -10,7 +10,7 @@ use super::{
     inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
-    response::{Rank, TokenUsage, with_backend, with_usage},
+    response::{Rank, TokenUsage, by_model, with_usage},
 };
 use crate::{
     error::{Error, Result},
@@ -108,6 +108,9 @@ pub(super) struct DocumentsRequest {
     /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
     /// request with this field or `top_k` is Voyage's.
     pub(super) truncation: Option<bool>,
+    /// Cohere's: number of tokens to read of each document; not below the model's limit.
+    #[schemars(range(min = 1))]
+    pub(super) max_tokens_per_doc: Option<usize>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -149,6 +152,7 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
     inputs::above_zero("top_k", body.top_k)?;
     let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
+    inputs::at_least("max_tokens_per_doc", body.max_tokens_per_doc, pipeline.max_tokens())?;
     let truncation = TruncationParameters { truncate: body.truncation, truncation_direction: None };
     let DocumentsRequest { instruction, prompt, .. } = body;
     let parameters = RankingParameters { truncation, instruction, prompt, raw_scores: None };
@@ -217,7 +221,7 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply
     });
     let id = uuid::Uuid::new_v4().to_string();
     let answer = CohereResponse { results: ranked.documents(false), id, meta };
-    Ok(with_backend(&answer, ranked.usage.location))
+    Ok(by_model(&answer, &ranked.usage))
 }
 
 /// Rank documents by a query, as Jina and Voyage do
@@ -233,5 +237,5 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
         false => JinaRanks::Jina { results: documents },
     };
     let answer = JinaResponse { ranks, model, object: "list", usage };
-    Ok(with_backend(&answer, ranked.usage.location))
+    Ok(by_model(&answer, &ranked.usage))
 }

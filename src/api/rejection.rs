@@ -74,6 +74,11 @@ impl From<Error> for Rejection {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        Self::because(status, error.to_string(), error)
+        let message = match status {
+            // The message may have a path.
+            StatusCode::INTERNAL_SERVER_ERROR => "internal error; the server's log has the cause".to_owned(),
+            _ => error.to_string(),
+        };
+        Self::because(status, message, error)
     }
 }

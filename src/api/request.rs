@@ -10,6 +10,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE, request::Parts},
 };
+use percent_encoding::percent_decode;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -211,6 +212,9 @@ fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
             "expected a form of at most {max} fields, but found {found}; send fewer texts at once"
         )));
     }
+    if percent_decode(bytes).decode_utf8().is_err() {
+        return Err(Error::malformed("expected UTF-8 in the form, but found other bytes"));
+    }
     let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, value) in form_urlencoded::parse(bytes) {
         fields.entry(name.into_owned()).or_default().push(value.into_owned());
@@ -320,6 +324,15 @@ mod tests {
         let refusal = || form(fields.as_bytes(), 2).unwrap_err().to_string();
         insta::assert_snapshot!(refusal(), @"expected a form of at most 66 fields, but found 1000000; send fewer texts at once");
         assert!(allocation_counter::measure(|| drop(refusal())).bytes_max < 100_000);
+    }
+
+    #[test]
+    fn forms_of_other_bytes_than_utf_8_are_refused() {
+        for bytes in [&b"text=%ff%fe"[..], b"te%ffxt=a", b"text=\xff"] {
+            let error = form(bytes, 2).unwrap_err().to_string();
+            assert_eq!(error, "expected UTF-8 in the form, but found other bytes");
+        }
+        assert_eq!(form(b"text=ol%C3%A1+mundo", 2).unwrap(), json!({ "text": "ol\u{e1} mundo" }));
     }
 
     #[test]

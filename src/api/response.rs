@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     Json,
-    response::{IntoResponse, Response},
+    response::{IntoResponse, IntoResponseParts, Response},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -83,22 +83,25 @@ impl TokenUsage {
 /// Header that reports where the model ran.
 pub(super) const BACKEND: &str = "x-backend";
 
-/// The header that says where the model ran.
-pub(super) fn backend_header(location: Location) -> [(&'static str, &'static str); 1] {
-    let backend = match location {
+/// Header that lists truncated texts.
+pub(super) const TRUNCATED: &str = "x-truncated";
+
+/// The headers of all responses by models: where the model ran, and which texts were truncated.
+pub(super) fn model_headers(usage: &Usage) -> impl IntoResponseParts + use<> {
+    let backend = match usage.location {
         Location::Local(Engine::Native) => "native",
         Location::Local(Engine::Onnx) => "onnx",
         Location::Remote => "triton",
     };
-    [(BACKEND, backend)]
+    ([(BACKEND, backend)], truncated_header(&usage.truncated))
 }
 
-/// A JSON response with the backend header.
-pub(super) fn with_backend<B: Serialize>(body: &B, location: Location) -> Response {
-    (backend_header(location), Json(body)).into_response()
+/// A model's JSON response.
+pub(super) fn by_model<B: Serialize>(body: &B, usage: &Usage) -> Response {
+    (model_headers(usage), Json(body)).into_response()
 }
 
-/// A JSON response with TEI's usage headers, `server-timing`, and `x-truncated` if texts were truncated.
+/// A model's JSON response with TEI's usage headers and `server-timing`.
 pub(super) fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> Response {
     let total = context.started.elapsed();
     let (tokenization, inference) = (usage.tokenization, usage.inference);
@@ -112,8 +115,7 @@ pub(super) fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usag
         ("x-inference-time", inference.as_millis().to_string()),
         ("server-timing", server_timing(tokenization, inference, total)),
     ];
-    let truncated = truncated_positions(&usage.truncated).map(|positions| [("x-truncated", positions)]);
-    (headers, truncated, with_backend(body, usage.location)).into_response()
+    (headers, by_model(body, usage)).into_response()
 }
 
 /// Response stages in HTTP's own format, which browsers display.
@@ -127,15 +129,16 @@ fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -
     )
 }
 
-/// Indexes of truncated texts.
-fn truncated_positions(truncated: &[usize]) -> Option<String> {
+/// Indexes of truncated texts, if there are any.
+pub(super) fn truncated_header(truncated: &[usize]) -> Option<[(&'static str, String); 1]> {
     /// API Gateway limits header size: beyond this many indexes, only their number is given.
     const MAX_POSITIONS: usize = 256;
     let listed: Vec<String> = truncated.iter().take(MAX_POSITIONS).map(usize::to_string).collect();
     let listed = listed.join(",");
-    match truncated.len() {
-        0 => None,
-        1..=MAX_POSITIONS => Some(listed),
-        count => Some(format!("{listed}, {count} in all")),
-    }
+    let listed = match truncated.len() {
+        0 => return None,
+        1..=MAX_POSITIONS => listed,
+        count => format!("{listed}, {count} in all"),
+    };
+    Some([(TRUNCATED, listed)])
 }

@@ -19,7 +19,9 @@ use super::{
 use crate::{
     json_schemas::Object,
     model::Entry,
-    pipeline::{Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions},
+    pipeline::{
+        Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions, similarity::Similarity,
+    },
     repository::{
         TaskSettings,
         manifest::{Precision, Quality},
@@ -246,6 +248,9 @@ struct ModelDescription {
     outputs: Option<BTreeMap<String, usize>>,
     /// The weights' number format.
     precision: Precision,
+    /// How vectors are to be compared if not by cosines: `dot`, `euclidean` or `manhattan`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    similarity: Option<Similarity>,
     /// `available` (its first request loads it), `loading`, `loaded` or `failed`.
     state: &'static str,
     /// How the model ranks or does zero-shot classification: `embedding`, by cosines between embeddings, or `model`, by a
@@ -290,6 +295,7 @@ fn describe(model: &Arc<Entry>) -> ModelDescription {
         name: model.name.clone(),
         outputs: embedding.map(outputs),
         precision: manifest.weights.precision,
+        similarity: dense.map(|dense| dense.similarity).filter(|found| *found != Similarity::default()),
         state: model.state().name(),
         strategy: settings.and_then(|settings| settings.strategy()),
         task: manifest.task,

@@ -70,15 +70,21 @@ impl LazyRouter {
 
     /// Waits up to `limit` for the router. An error means that further attempts are useless, as after a wrong
     /// configuration; after an I/O failure, requests try again.
-    pub async fn prepare(&self, limit: Duration) -> Result<(), Arc<Error>> {
-        match timeout(limit, self.attempt()).await {
-            Ok(Err(Failed(error, _))) if !matches!(*error, Error::Io { .. }) => Err(error),
-            _ => Ok(()),
-        }
+    pub fn prepare(&self, limit: Duration) -> BoxFuture<'_, Result<(), Arc<Error>>> {
+        Box::pin(async move {
+            match timeout(limit, self.attempt()).await {
+                Ok(Err(Failed(error, _))) if !matches!(*error, Error::Io { .. }) => Err(error),
+                _ => Ok(()),
+            }
+        })
     }
 
     /// The router's response, or 503 if there is no router within the request's deadline.
-    pub async fn respond(&self, request: Request) -> Response {
+    pub fn respond(&self, request: Request) -> BoxFuture<'_, Response> {
+        Box::pin(self.respond_or_refuse(request))
+    }
+
+    async fn respond_or_refuse(&self, request: Request) -> Response {
         let started = Instant::now();
         let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;

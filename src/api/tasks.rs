@@ -6,24 +6,25 @@ use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
     embedding::{EmbedRequest, embed_by_default, similarity_request, similarity_with},
-    generation::generate_with,
+    generation::{self, generate_with},
     hub_body::HubBody,
     inputs,
     ranking::rerank_with,
     rejection::{Rejection, Reply},
     request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
-    response::BACKEND,
+    response::{BACKEND, TRUNCATED, truncated_header},
     task_schemas::DefaultRequest,
     token_classification::{FindEntitiesRequest, LabelTokensRequest, find_entities},
 };
 use crate::{
     error::{Error, Result},
     json::Tree,
+    json_schemas::Object,
     model::{Model, Pipeline},
     pipeline::sharing_turns,
     task::labels,
@@ -127,18 +128,18 @@ fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
     }
 }
 
-/// Refuses requests for another task, whose response their client would misread.
+/// Refuses requests for another task, whose response their client would misread, and unknown options for generated texts.
 fn check_parameters(model: &Model, body: &Value) -> Result<()> {
     let given = body.get("parameters").filter(|parameters| !parameters.is_null());
     match &model.pipeline {
         Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => {
             Err(Error::invalid("expected the field `parameters.candidate_labels`, but found none"))
         }
-        _ => [Some(body), given]
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_object)
-            .try_for_each(|fields| labels::refuse_unused(model, fields)),
+        pipeline => {
+            let fields = [Some(body), given].into_iter().flatten().filter_map(Value::as_object);
+            fields.into_iter().try_for_each(|fields| labels::refuse_unused(model, fields))?;
+            pipeline.generator().map_or(Ok(()), |_| generation::check_parameters(body))
+        }
     }
 }
 
@@ -171,6 +172,9 @@ pub(super) struct VertexRequest {
     /// Bodies for `POST /`.
     #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
     instances: Vec<Tree>,
+    /// Not supported: each instance has its own.
+    #[schemars(with = "Option<Object>")]
+    parameters: Option<Map<String, Value>>,
 }
 
 /// Run the first model for several requests, as Vertex AI does
@@ -178,12 +182,19 @@ pub(super) struct VertexRequest {
 /// The instances share the request's limits and turns.
 pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
+    if body.parameters.is_some_and(|parameters| !parameters.is_empty()) {
+        return Err(Error::invalid(
+            "expected no `parameters` beside `instances`, but found some; put them into each instance",
+        )
+        .into());
+    }
     sharing_turns(run_instances(&context, body.instances)).await
 }
 
 async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
     let (limits, count) = (&context.app.limits, instances.len());
-    let (mut predictions, mut size, mut backend) = (vec![Bytes::new(); count], 0, None);
+    let (mut predictions, mut size) = (vec![Bytes::new(); count], 0);
+    let (mut backend, mut truncated) = (None, Vec::new());
     let runs = instances.into_iter().enumerate().map(|(index, Tree(instance))| async move {
         let response = run_default(&context.of_part(count), instance).await?;
         Ok::<_, Rejection>((index, response.into_parts()))
@@ -201,10 +212,12 @@ async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
         }
         predictions[index] = body;
         backend = parts.headers.get(BACKEND).cloned();
+        truncated.extend(parts.headers.contains_key(TRUNCATED).then_some(index));
     }
     let body = [br#"{"predictions":["#.as_slice(), &predictions.join(b",".as_slice()), b"]}"].concat();
     let backend = backend.map(|backend| [(BACKEND, backend)]);
-    Ok((backend, [(CONTENT_TYPE, "application/json")], body).into_response())
+    truncated.sort_unstable();
+    Ok((backend, truncated_header(&truncated), [(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// Run a model

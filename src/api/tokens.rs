@@ -31,6 +31,8 @@ pub(super) struct TokenizeRequest {
     prompt: Option<String>,
     /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
     instruction: Option<String>,
+    /// The task whose prompt is put before each text, in a model with tasks, unless another prompt is requested.
+    task: Option<String>,
     /// The source language, for translation models with a special token for it.
     src_lang: Option<String>,
     /// The target language, for translation models with a special token for it.
@@ -52,6 +54,7 @@ pub(super) async fn tokenize(Call(context, body): Call<TokenizeRequest>) -> Repl
         prompt_name: body.prompt_name.or_else(|| context.app.named_prompt(body.model.as_deref())),
         prompt: body.prompt,
         instruction: body.instruction,
+        task: body.task,
         src_lang: body.src_lang,
         tgt_lang: body.tgt_lang,
     };

@@ -20,7 +20,7 @@ use super::{
     inputs,
     rejection::Reply,
     request::{Context, Submitted, from_value},
-    response::{OneOrMany, with_backend, with_usage},
+    response::{OneOrMany, by_model, with_usage},
     translation::{Translations, possible_sources, translate_identified, translate_own, translate_texts},
 };
 use crate::{
@@ -271,7 +271,14 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
     refuse("formality", formality, "`default`, `prefer_more` or `prefer_less`")?;
     let split = match body.split_sentences.as_deref() {
         Some("0") => Split::WhenLong,
-        _ => Split::Sentences,
+        None | Some("1") => Split::Sentences,
+        Some(other) => {
+            return Err(Error::invalid(format!(
+                "expected `split_sentences` `0` or `1`, but found `{}`; leave it out",
+                other.escape_debug()
+            ))
+            .into());
+        }
     };
     let characters: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
     let (source, target) = (body.source_lang, body.target_lang);
@@ -284,7 +291,7 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
         text: ranks.first().map_or_else(String::new, |best| best.text.clone()),
     });
     let answer = DeepLResponse { translations: translations.collect() };
-    Ok(with_backend(&answer, found.usage.location))
+    Ok(by_model(&answer, &found.usage))
 }
 
 fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {

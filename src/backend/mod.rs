@@ -40,6 +40,8 @@ use crate::{
 
 /// Graph input with label vectors, for models whose labels another model reads.
 pub const LABEL_VECTORS: &str = "label_vectors";
+/// Input with the number of each token's task, from 1 on, or 0 for none, in models with task adapters.
+pub const TASK_IDS: &str = "task_ids";
 
 /// An engine for local models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

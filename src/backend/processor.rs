@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::LazyLock};
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use kivu_engine::kernel::AmxInt8;
 #[cfg(target_arch = "x86_64")]
 use kivu_engine::kernel::{Avx2, Avx512Vnni, AvxVnni};
 #[cfg(target_arch = "aarch64")]
@@ -85,11 +87,13 @@ fn detect() -> Int8Instructions {
     }
 }
 
-/// Whether the kernel reports AMX: the standard library does not detect it yet.
+/// Whether the processor has AMX, which ONNX Runtime uses under Linux only.
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
-    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    flags.lines().find(|line| line.starts_with("flags")).is_some_and(|line| line.contains("amx_int8"))
+    #[cfg(target_os = "linux")]
+    return AmxInt8::new().is_some();
+    #[cfg(not(target_os = "linux"))]
+    false
 }
 
 #[cfg(target_arch = "aarch64")]

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::pipeline::{entities::Entity, vectors::StoredVector};
+use crate::{
+    json::Ordered,
+    pipeline::{entities::Entity, vectors::StoredVector},
+};
 
 /// A model's result for one text: one cell per model column.
 pub(super) type Answer = Vec<Cell>;
@@ -19,6 +22,8 @@ pub(super) enum Cell {
     Vector(StoredVector),
     Numbers(Vec<f32>),
     Entities(Vec<Entity>),
+    /// Values by the names in a schema.
+    Extracted(Ordered),
     /// Weights by token id or word.
     #[serde(serialize_with = "map")]
     Weights(Vec<(String, f32)>),

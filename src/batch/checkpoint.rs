@@ -91,8 +91,12 @@ impl Checkpoint {
 
     /// Saves the job with its waiting output.
     pub(super) fn save(&mut self, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
-        if self.storage.accepts_small_parts() && pieces.size() > 0 {
-            self.storage.append(&mut self.state, pieces.take()?)?;
+        if self.storage.accepts_small_parts() {
+            // Not by the pieces' size, which leaves out what an encoder has not written yet.
+            let bytes = pieces.take()?;
+            if !bytes.is_empty() {
+                self.storage.append(&mut self.state, bytes)?;
+            }
         }
         let (waiting, footers) = pieces.state()?;
         self.state.footers.clone_from(footers);
@@ -141,6 +145,14 @@ impl Checkpoint {
         self.saved = Instant::now();
         Ok(())
     }
+}
+
+/// A checkpoint in a file.
+pub(super) struct StoredCheckpoint {
+    pub(super) state: State,
+    pub(super) waiting: Vec<u8>,
+    /// The file.
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A job's state: the first line of its sealed checkpoint. The waiting bytes follow.

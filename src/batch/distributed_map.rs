@@ -7,7 +7,6 @@
 use std::{
     future::pending,
     io::{Cursor, Write},
-    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -191,7 +190,7 @@ impl Plan {
             sink: None,
         };
         let input = RowInput { reader: self.reader(rows)?, gauge: Gauge::default(), size: None };
-        match process(input, predict, writer, Arc::new(()), None, pin!(pending())).await? {
+        match process(input, predict, writer, Arc::new(()), None, Box::pin(pending())).await? {
             Ok((mut writer, End::Input)) => Ok((writer.progress, writer.pieces.take()?)),
             Ok((_, End::Rows(error) | End::Output(error))) => Err(error),
             Ok((_, End::Stopped)) | Err(_) => Err(panicked()),

@@ -121,6 +121,12 @@ impl Format {
         let format = match named.format {
             _ if is_json(start)? => Self::JsonLines,
             Some(named) => named,
+            None if start.is_empty() && head.len() as u64 >= HEAD_BYTES => {
+                return Err(Error::invalid(format!(
+                    "expected rows in the first {HEAD_BYTES} bytes, but found only white space; choose the format with \
+                     `--format`, or `format`"
+                )));
+            }
             None if start.contains(&0) => return Err(unsupported("a binary file")),
             None => Self::Csv,
         };
@@ -197,6 +203,9 @@ mod tests {
             assert_eq!(format_of("a.txt", header.as_bytes(), None).unwrap(), Format::Csv, "{header}");
         }
         assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
+        let blank = vec![b'\n'; HEAD_BYTES as usize];
+        let refused = format_of("a.txt", &blank, None).unwrap_err().to_string();
+        assert!(refused.contains("but found only white space"), "{refused}");
         // A zstd block that is larger than the bytes needed to detect other formats.
         let rows = (0..30_000_u64)
             .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));

@@ -7,6 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures::future::LocalBoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -133,7 +134,11 @@ impl Handler {
     /// - For a state machine task, the result is the job status.
     /// - For rows from a data warehouse or a stream, the result is the response that it expects.
     /// - Other events that must be repeated return errors.
-    pub async fn handle(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
+    pub fn handle(&self, event: Value, deadline: Option<Instant>) -> LocalBoxFuture<'_, Result<Value>> {
+        Box::pin(self.handle_event(event, deadline))
+    }
+
+    async fn handle_event(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
         let until = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rows get at least half the time; otherwise, the job would never end.

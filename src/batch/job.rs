@@ -4,10 +4,11 @@ use std::{
     fs,
     future::{Future, pending},
     ops::ControlFlow,
-    pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant},
 };
+
+use futures::future::LocalBoxFuture;
 
 use super::{
     answer::Columns,
@@ -130,21 +131,26 @@ impl Job {
     ///
     /// An unusable input does not return an error, but a report with [`Status::Failed`], since another
     /// run would fail too.
-    pub async fn run(self) -> Result<Ended> {
-        self.run_until(pending()).await
+    pub fn run(self) -> LocalBoxFuture<'static, Result<Ended>> {
+        self.run_until(pending())
     }
 
     /// Runs the job until it ends or `stop` completes; then, finished rows are saved. Predictions may continue in the
     /// background, without effect.
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<Ended> {
-        let ([model, _, task], record) = (self.model(), JobRecord::begin());
-        let ended = self.begin_and_work(stop).await;
-        record.end(&outcome(model, task, &ended));
-        ended
+    pub fn run_until<'a>(self, stop: impl Future<Output = ()> + 'a) -> LocalBoxFuture<'a, Result<Ended>> {
+        self.begin_and_work(Box::pin(stop))
     }
 
-    async fn begin_and_work(self, stop: impl Future<Output = ()>) -> Result<Ended> {
-        let mut stop = pin!(stop);
+    fn begin_and_work(self, stop: LocalBoxFuture<'_, ()>) -> LocalBoxFuture<'_, Result<Ended>> {
+        Box::pin(async move {
+            let ([model, _, task], record) = (self.model(), JobRecord::begin());
+            let ended = self.run_or_stop(stop).await;
+            record.end(&outcome(model, task, &ended));
+            ended
+        })
+    }
+
+    async fn run_or_stop(self, mut stop: LocalBoxFuture<'_, ()>) -> Result<Ended> {
         let job = self.clone();
         // A FIFO blocks until its other end is opened.
         let begun = tokio::task::spawn_blocking(move || job.begin());
@@ -330,7 +336,7 @@ impl Job {
     }
 
     /// Processes rows until the input or the time ends, or until the job is stopped.
-    async fn work(self, ready: Ready, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Ended> {
+    async fn work(self, ready: Ready, stop: LocalBoxFuture<'_, ()>) -> Result<Ended> {
         let Ready { answerer, input, rows, writer } = ready;
         let progress = writer.progress.clone();
         let version = input.version()?;

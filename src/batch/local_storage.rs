@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     appender::Appender,
-    checkpoint::{Checkpoint, State, Storage, encode},
+    checkpoint::{Checkpoint, State, Storage, StoredCheckpoint, encode},
     files::{digest, lookup, remove, rename_new},
     output_file::OutputFile,
     report_file,
@@ -85,7 +85,7 @@ pub(super) fn claim(
     let begin = |replaces| State { is_resumable, replaces, ..State::new(job, &holder) };
     let mut replaces = report_file::known_digest(&output.path);
     for _ in 0..TRIES {
-        let Some((state, bytes)) = output.read_checkpoint()? else {
+        let Some(StoredCheckpoint { state, mut waiting, bytes }) = output.read_checkpoint()? else {
             output.refuse_leftovers()?;
             match output.create(&output.checkpoint, &encode(&begin(replaces.clone()), &[])?) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -109,16 +109,18 @@ pub(super) fn claim(
             }
             let now = lookup(&output.partial)?.map(|found| found.ino());
             let mine = file.metadata().map_err(output.failed())?.ino();
-            let is_current = output.read_checkpoint()?.is_some_and(|(_, now)| now == bytes);
+            let is_current = output.read_checkpoint()?.is_some_and(|found| found.bytes == bytes);
             if now != Some(mine) || !is_current {
                 continue;
             }
         }
-        // With a sink, rows may be done without output.
-        let starts_over =
-            output.existing.restart || !state.is_resumable || state.bytes == 0 && state.progress.rows == 0;
+        // With a sink, rows may be done without output; and an output without rows may have begun.
+        let starts_over = output.existing.restart || !state.is_resumable || state.progress.rows == 0;
         let mut state = match (state.job == job, starts_over, &file) {
-            (_, true, Some(_)) => begin(state.replaces),
+            (_, true, Some(_)) => {
+                waiting.clear();
+                begin(state.replaces)
+            }
             (true, ..) => state,
             (false, _, None) => {
                 // The other job is complete except for its report.
@@ -139,8 +141,8 @@ pub(super) fn claim(
         }
         let hasher = file.as_ref().map(|file| hasher(file, &state, &output)).transpose()?;
         let mut storage = LocalStorage { output, file: file.map(Arc::new), hasher, appender: None };
-        storage.write(&state, encode(&state, &[])?)?;
-        return Ok(Checkpoint::new(Box::new(storage), state, Vec::new(), interval));
+        storage.write(&state, encode(&state, &waiting)?)?;
+        return Ok(Checkpoint::new(Box::new(storage), state, waiting, interval));
     }
     Err(output.busy())
 }
@@ -287,7 +289,7 @@ mod tests {
             claim(output, "job", true, Duration::MAX)
         };
         let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
-        let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
+        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 2, ..Progress::default() });
         let mut first = claimed(false).unwrap();
         first.send(b"one\ntwo\n".to_vec(), &mut pieces, &progress).unwrap();
         first.save(&mut pieces, &progress).unwrap();
@@ -318,9 +320,9 @@ mod tests {
         let path = folder.path().join("out.jsonl");
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = || claim(output.clone(), "job", true, Duration::MAX).unwrap();
-        let saved = || output.read_checkpoint().unwrap().unwrap().0.bytes;
+        let saved = || output.read_checkpoint().unwrap().unwrap().state.bytes;
         let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
-        let (mut pieces, progress) = (Pieces::new(shape), Progress::default());
+        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 2, ..Progress::default() });
         let mut first = claimed();
         first.send(b"one\n".to_vec(), &mut pieces, &progress).unwrap();
         first.send(b"two\n".to_vec(), &mut pieces, &progress).unwrap();

@@ -154,6 +154,8 @@ mod tests {
         io::{Cursor, Read, Write},
         path::Path,
         sync::Arc,
+        thread,
+        time::Duration,
     };
 
     use proptest::{collection::vec, prelude::*};
@@ -161,7 +163,11 @@ mod tests {
     use super::*;
     use crate::batch::{
         answer::{Cell, label_columns},
+        checkpoint::Checkpoint,
         input::{Gauge, OpenInput},
+        local_storage::claim,
+        location::{Existing, JobInput},
+        output_file::OutputFile,
         process::open_rows,
         rows::{
             CHUNK_ROWS, Chunk, Layout,
@@ -169,9 +175,66 @@ mod tests {
         },
     };
 
-    /// Processes the file at `path` in several processes. Each cut in `cuts` ends a process after some chunks; if it is
-    /// `true`, its output is sent, otherwise it waits for the next process.
-    fn answered(path: &Path, cuts: &[(usize, bool)]) -> Vec<u8> {
+    /// The chunks that a process finishes, and whether it appends them.
+    type Cut = (usize, bool);
+
+    /// The job for this output. A program that another test starts has a copy of the lock until it runs.
+    fn claimed(file: &OutputFile) -> Box<Checkpoint> {
+        let mut tries = 0;
+        loop {
+            match claim(file.clone(), "job", true, Duration::MAX) {
+                Err(error) if tries < 500 && error.to_string() == file.busy().to_string() => tries += 1,
+                checkpoint => return checkpoint.unwrap(),
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Processes the file at `path` in several processes, each with the checkpoint of the one before. Each cut in `cuts`
+    /// ends a process after some chunks; if it is `true`, it appends a part before its last save.
+    fn answered(path: &Path, cuts: &[Cut]) -> Vec<u8> {
+        let input = OpenInput::file(path).unwrap();
+        let format = input.format(None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        let file = OutputFile::new(&out, &JobInput::Stdin, Existing::default()).unwrap();
+        for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
+            let mut checkpoint = claimed(&file);
+            let mut progress = checkpoint.state.progress.clone();
+            let layout = checkpoint.state.layout.clone().unwrap_or_default();
+            let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
+            checkpoint.state.layout = Some(reader.layout());
+            let form = OutputForm { compression: format.1, delimiter: None };
+            let shape = Shape::of(reader.as_ref(), form, label_columns());
+            let mut pieces = match progress.rows {
+                0 => Pieces::new(shape),
+                _ => Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.state.footers.clone()),
+            };
+            reader.skip(progress.rows).unwrap();
+            for _ in 0..chunks {
+                let Some(Chunk { texts, rows }) = reader.next().unwrap() else {
+                    let last = pieces.take_last().unwrap();
+                    checkpoint.finish(last, &mut pieces, &progress).unwrap();
+                    return fs::read(&out).unwrap();
+                };
+                progress.rows += texts.len() as u64;
+                let label =
+                    |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(text.len() as f32)];
+                let results: Vec<RowResult> = texts.into_iter().map(|text| text.map(label)).collect();
+                pieces.write(rows, &results).unwrap();
+            }
+            if sends {
+                let bytes = pieces.take().unwrap();
+                checkpoint.send(bytes, &mut pieces, &progress).unwrap();
+            }
+            checkpoint.save(&mut pieces, &progress).unwrap();
+        }
+        unreachable!("the last process reads to the end")
+    }
+
+    /// The same where small pieces wait in the checkpoint, as in S3: each cut appends a part if it is `true`; otherwise its
+    /// output waits for the next process.
+    fn answered_in_parts(path: &Path, cuts: &[Cut]) -> Vec<u8> {
         let input = OpenInput::file(path).unwrap();
         let format = input.format(None).unwrap();
         let (mut output, mut done, mut layout) = (Vec::new(), 0, Layout::default());
@@ -246,33 +309,58 @@ mod tests {
         packer.finish().unwrap()
     }
 
+    /// Compares the outputs of interrupted jobs with those of others, for all formats.
+    fn is_the_same_output(
+        answered: impl Fn(&Path, &[Cut]) -> Vec<u8>,
+        texts: &[String],
+        cuts: &[Cut],
+    ) -> Result<(), TestCaseError> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, contents: Vec<u8>| {
+            let path = folder.path().join(name);
+            fs::write(&path, contents).unwrap();
+            path
+        };
+        for (name, contents) in [("a.jsonl", json_lines(texts)), ("a.csv", csv(texts))] {
+            let path = file(name, contents.clone());
+            let uncut = answered(&path, &[]);
+            prop_assert_eq!(answered(&path, cuts), uncut.clone(), "{}", name);
+            for (ending, compression) in [("gz", Compression::Gzip), ("zst", Compression::Zstd)] {
+                let path = file(&format!("{name}.{ending}"), packed(compression, &contents));
+                prop_assert_eq!(unpacked(answered(&path, cuts)), uncut.clone(), "{}.{}", name, ending);
+            }
+        }
+        // Some rows have no text.
+        let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
+        let path = file("a.parquet", written(texts));
+        prop_assert_eq!(rows(answered(&path, cuts)), rows(answered(&path, &[])));
+        Ok(())
+    }
+
+    fn texts() -> impl Strategy<Value = Vec<String>> {
+        vec("\\PC{0,12}|[a-c\",\n]{0,8}", 1..6 * CHUNK_ROWS)
+    }
+
+    fn cuts() -> impl Strategy<Value = Vec<Cut>> {
+        vec((0..4_usize, any::<bool>()), 0..6)
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn interrupted_jobs_write_the_same_output(
-            texts in vec("\\PC{0,12}|[a-c\",\n]{0,8}", 1..6 * CHUNK_ROWS),
-            cuts in vec((0..4_usize, any::<bool>()), 0..6),
-        ) {
-            let folder = tempfile::tempdir().unwrap();
-            let file = |name: &str, contents: Vec<u8>| {
-                let path = folder.path().join(name);
-                fs::write(&path, contents).unwrap();
-                path
-            };
-            for (name, contents) in [("a.jsonl", json_lines(&texts)), ("a.csv", csv(&texts))] {
-                let path = file(name, contents.clone());
-                let uncut = answered(&path, &[]);
-                prop_assert_eq!(answered(&path, &cuts), uncut.clone(), "{}", name);
-                for (ending, compression) in [("gz", Compression::Gzip), ("zst", Compression::Zstd)] {
-                    let path = file(&format!("{name}.{ending}"), packed(compression, &contents));
-                    prop_assert_eq!(unpacked(answered(&path, &cuts)), uncut.clone(), "{}.{}", name, ending);
-                }
-            }
-            // Some rows have no text.
-            let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
-            let path = file("a.parquet", written(texts));
-            prop_assert_eq!(rows(answered(&path, &cuts)), rows(answered(&path, &[])));
+        fn interrupted_jobs_write_the_same_output_in_parts(texts in texts(), cuts in cuts()) {
+            is_the_same_output(answered_in_parts, &texts, &cuts)?;
+        }
+    }
+
+    proptest! {
+        // Fewer, since each process waits for the disk.
+        #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn interrupted_jobs_write_the_same_output(texts in texts(), cuts in cuts()) {
+            is_the_same_output(answered, &texts, &cuts)?;
         }
     }
 }

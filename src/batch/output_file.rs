@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    checkpoint::{State, parse},
+    checkpoint::{State, StoredCheckpoint, parse},
     files::{digest, lookup},
     location::{Existing, JobInput},
     report_file,
@@ -125,7 +125,7 @@ impl OutputFile {
 
     /// Whether the report or the checkpoint describes the file.
     fn is_known(&self) -> Result<bool> {
-        let checkpoint = self.read_checkpoint().ok().flatten().map(|(state, _)| state);
+        let checkpoint = self.read_checkpoint().ok().flatten().map(|found| found.state);
         let written = |state: &State| state.digest.clone().filter(|_| state.is_whole);
         let checkpoint = checkpoint.into_iter().flat_map(|state| [written(&state), state.replaces]).flatten();
         let known: Vec<String> =
@@ -133,15 +133,15 @@ impl OutputFile {
         Ok(!known.is_empty() && known.contains(&digest(&self.path)?))
     }
 
-    pub(super) fn read_checkpoint(&self) -> Result<Option<(State, Vec<u8>)>> {
+    pub(super) fn read_checkpoint(&self) -> Result<Option<StoredCheckpoint>> {
         let Some(found) = lookup(&self.checkpoint)? else { return Ok(None) };
         if !found.is_file() {
             return Err(self.unexpected(&self.checkpoint));
         }
         match regular_file::read(&self.checkpoint) {
             Ok(bytes) => {
-                let (state, _) = parse(&bytes, &self.checkpoint.display())?;
-                Ok(Some((state, bytes)))
+                let (state, waiting) = parse(&bytes, &self.checkpoint.display())?;
+                Ok(Some(StoredCheckpoint { state, waiting, bytes }))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.failed()(error)),

@@ -26,6 +26,7 @@ use crate::{
         classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
         embedding::{Embedder, EmbeddingParameters},
         entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+        extraction::{ExtractionParameters, Extractor},
         ranking::{Ranker, RankingParameters},
         text_to_text::{TextGenerator, TextToTextParameters},
     },
@@ -41,6 +42,7 @@ pub(super) enum Predictor {
     Classification(Classifier),
     ZeroShot(ZeroShotClassifier),
     Entities(EntityFinder),
+    Extraction(Extractor),
     Ranking(Ranker, String),
     /// Translations, summaries and other texts, with their column.
     TextToText(TextGenerator, &'static str),
@@ -68,6 +70,14 @@ impl Predictor {
                 let parameters: TokenClassificationParameters = options.parameters()?;
                 // Labels that are left out have no cost, so their number is not limited.
                 Self::Entities(parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..scope })?)
+            }
+            Pipeline::ZeroShotEntities(pipeline) if options.has_schema() => {
+                if options.get("labels").is_some() {
+                    return Err(Error::invalid(
+                        "expected `labels` or `schema`, but found both; omit one of them",
+                    ));
+                }
+                Self::Extraction(options.parameters::<ExtractionParameters>()?.prepare(pipeline, &scope)?)
             }
             Pipeline::ZeroShotEntities(pipeline) => {
                 require_labels()?;
@@ -117,6 +127,7 @@ impl Predictor {
             Self::ZeroShot(_) => [("labels", CellType::Texts), ("scores", CellType::Numbers)].into(),
             Self::Entities(finder) if finder.redacts() => [("redacted", CellType::Text), entities].into(),
             Self::Entities(_) => [entities].into(),
+            Self::Extraction(_) => [("extracted", CellType::Json)].into(),
             Self::Ranking(..) => score_column(),
             Self::TextToText(_, column) => [(*column, CellType::Text)].into(),
         }
@@ -232,6 +243,10 @@ impl Predictor {
                     }
                 };
                 Ok((found.texts.into_iter().map(answer).collect(), found.usage))
+            }
+            Self::Extraction(extractor) => {
+                let found = extractor.run(texts, deadline).await?;
+                Ok((found.texts.into_iter().map(|own| vec![Cell::Extracted(own)]).collect(), found.usage))
             }
             Self::Ranking(ranker, query) => {
                 let (scores, usage) = ranker.run(query.clone(), texts, deadline).await?;

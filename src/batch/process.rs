@@ -2,9 +2,7 @@
 //! predicted in between, and stay in order.
 
 use std::{
-    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, future::LocalBoxFuture};
 
 use super::{
     answer::{Answers, RowError},
@@ -80,7 +78,7 @@ pub(super) async fn process(
     mut writer: Writer,
     watcher: Arc<dyn Watcher>,
     until: Option<Instant>,
-    mut stop: Pin<&mut impl Future<Output = ()>>,
+    mut stop: LocalBoxFuture<'_, ()>,
 ) -> Result<Result<(Writer, End), u64>> {
     let started = Instant::now();
     let before = writer.progress.seconds;

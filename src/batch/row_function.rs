@@ -13,8 +13,7 @@ use crate::{
     error::{Error, Result},
     json::kind,
     model::Model,
-    pipeline::{pooling::cosine, vectors::StoredVector},
-    task::JobOptions,
+    pipeline::{similarity::cosine, vectors::StoredVector},
 };
 
 /// Texts per run of the model.
@@ -78,7 +77,8 @@ impl RowFunction {
             parameters.query = Some(shared.to_owned());
             return Ok(parameters);
         }
-        let Some(option) = SHARED_OPTIONS.into_iter().find(|option| JobOptions::has_effect(option, pipeline))
+        let Some(option) =
+            SHARED_OPTIONS.into_iter().find(|option| parameters.options.has_effect(option, pipeline))
         else {
             return Err(Error::invalid(format!(
                 "expected 1 argument for `{name}`, which is for `{}`, but found 2",

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use futures::future::BoxFuture;
+
 use super::{
     answer::{Answer, Cell, Columns, RowResult},
     parameters::Parameters,
@@ -37,9 +39,11 @@ impl TextPredictor {
     }
 
     /// Runs the model; a text that fails does not affect the others.
-    pub async fn predict(&self, texts: Vec<String>) -> Result<Vec<Result<Prediction>>> {
-        let answers = self.predictor.predict(texts.into_iter().map(Ok).collect()).await?;
-        Ok(answers.results.into_iter().map(|result| self.prediction(result)).collect())
+    pub fn predict(&self, texts: Vec<String>) -> BoxFuture<'_, Result<Vec<Result<Prediction>>>> {
+        Box::pin(async move {
+            let answers = self.predictor.predict(texts.into_iter().map(Ok).collect()).await?;
+            Ok(answers.results.into_iter().map(|result| self.prediction(result)).collect())
+        })
     }
 
     fn prediction(&self, result: RowResult) -> Result<Prediction> {

@@ -10,14 +10,16 @@ use crate::{
     config::Config,
     pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
     repository::Manifest,
+    task,
     tokenizer::{Side, Tokenizer, Truncation, WindowOptions},
 };
 
 /// This crate's readers, with their folder names in `fuzz/corpus`.
-pub const READERS: [(&str, Reader); 15] = [
+pub const READERS: [(&str, Reader); 16] = [
     ("config", config),
     ("csv", batch::fuzzing::csv),
     ("event", batch::fuzzing::event),
+    ("extraction", task::extraction::fuzz),
     ("grpc", triton::fuzzing::grpc),
     ("http", triton::fuzzing::http),
     ("json_lines", batch::fuzzing::json_lines),

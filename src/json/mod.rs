@@ -10,8 +10,10 @@ mod ordered;
 mod tree;
 mod typed;
 
+use std::collections::BTreeSet;
+
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, Error as _},
 };
 use serde_json::Value;
@@ -45,6 +47,12 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T
             .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
         deserializer.end().map(|()| value).map_err(ReadError::Trailing)
     })
+}
+
+/// The field names of a type with defaults for all of them.
+pub(crate) fn field_names<T: Serialize + Default>() -> BTreeSet<String> {
+    let value = serde_json::to_value(T::default()).unwrap_or_default();
+    value.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
 }
 
 /// Before the path of an error in [`flattened`] fields.

@@ -199,7 +199,7 @@ fn listed(model: &ModelConfig, bundle: Bundle, config: &Config, others: &[Listed
     Ok(Listed { name, manifest, bundle, config: model.clone() })
 }
 
-/// Refuses aliases for unknown models, and names shared by two models.
+/// Refuses aliases for unknown models, names shared by two models, and names that requests cannot use.
 fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
     let names: Vec<&str> = listed.iter().map(|model| model.name.as_str()).collect();
     if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {
@@ -217,6 +217,16 @@ fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
             )));
         }
         known.push(alias);
+    }
+    for name in &known {
+        // `MODEL:ROLE` selects one of the model's prompts.
+        let shadowed = name.split_once(':').filter(|(model, _)| known.contains(model));
+        if name.trim().is_empty() || shadowed.is_some() {
+            return Err(Error::config(format!(
+                "expected names and aliases other than \"\" and another name with a colon, but found `{name}`; change it \
+                 in `kivu.toml` or in the recipe"
+            )));
+        }
     }
     Ok(())
 }

@@ -218,16 +218,22 @@ pub(super) fn check_signature(manifest: &Manifest, expected: &Signature, found: 
     )))
 }
 
-/// Loads a bundle for the native engine, on this thread.
-pub(super) fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
-    let manifest = bundle.manifest();
-    if engine(config, manifest) != Engine::Native {
-        return Err(Error::config(format!(
+/// An error for a bundle that runs in ONNX Runtime.
+pub(super) fn require_native(config: &Config, manifest: &Manifest) -> Result<()> {
+    match engine(config, manifest) {
+        Engine::Native => Ok(()),
+        Engine::Onnx => Err(Error::config(format!(
             "expected a bundle for the native engine, but found that `{}` is for ONNX Runtime; build it with \
              `--engine native`",
             manifest.name
-        )));
+        ))),
     }
+}
+
+/// Loads a bundle for the native engine, on this thread.
+pub(super) fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+    let manifest = bundle.manifest();
+    require_native(config, manifest)?;
     let tokenizers = read_tokenizers(bundle, None)?;
     let (local, arithmetic) = open_natively(bundle, config, None)?;
     let (route, label_encoder) = match local {

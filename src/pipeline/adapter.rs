@@ -8,7 +8,7 @@ use super::{
     scores::ScoreFunction,
 };
 use crate::{
-    backend::{Backend, Deadline, RemoteBackend, Schedule, Signature},
+    backend::{Backend, Deadline, RemoteBackend, Schedule, Signature, TASK_IDS},
     error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
 };
@@ -176,6 +176,11 @@ impl Adapter {
 
     /// Refuses an input that the model cannot read.
     pub(super) fn check(&self, input: Sequence<'_>) -> Result<()> {
+        if input.encoding.task > 0 && !self.inputs.has(Role::Task) {
+            return Err(Error::invalid(format!(
+                "expected texts without a task, since the model on the fleet has no input `{TASK_IDS}`, but found one"
+            )));
+        }
         if self.inputs.has(Role::Text) && input.text.is_none() {
             return Err(Error::invalid(
                 "expected single texts, since the model on the fleet takes no pairs or token ids, but found one",
@@ -300,7 +305,7 @@ impl Adapter {
             [.., width] => (1, width),
         };
         let has_other_vectors = vectors == Vectors::PerText && values.len() != rows * width;
-        if rows < count || width == 0 || width != expected || values.is_empty() || has_other_vectors {
+        if rows != count || width == 0 || width != expected || values.is_empty() || has_other_vectors {
             return Err(wrong_shape());
         }
         let columns = if let [_, _, columns, _] = *shape { columns } else { 1 };

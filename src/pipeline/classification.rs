@@ -122,8 +122,19 @@ impl ClassificationPipeline {
         truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Logits> {
+        self.logits_of_texts(inputs, 1, truncation, deadline).await
+    }
+
+    /// The same for `inputs_per_text` inputs with each text, which errors and usage name.
+    pub(super) async fn logits_of_texts(
+        &self,
+        inputs: Vec<Input>,
+        inputs_per_text: usize,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<Logits> {
         let template = self.settings.template.as_ref();
-        let options = EncodingOptions { template, ..EncodingOptions::new(truncation) };
+        let options = EncodingOptions { template, inputs_per_text, ..EncodingOptions::new(truncation) };
         self.encoder.logits(inputs, options, Granularity::Texts, deadline).await
     }
 }

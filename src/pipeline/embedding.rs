@@ -13,12 +13,13 @@ use super::{
     pooling::{Pooling, normalize},
     roles::TextRole,
     scores::RankingOptions,
+    similarity::Similarity,
     sparse::{QueryWeights, SparseValues, SparseVector},
     usage::Usage,
     vectors::{Conversion, Ranges, VectorType},
 };
 use crate::{
-    backend::{Deadline, routing::Route, similarity::Query},
+    backend::{Deadline, TASK_IDS, routing::Route, similarity::Query},
     error::{Error, Result},
     tokenizer::{Side, Tokenizer, Truncation},
 };
@@ -34,6 +35,8 @@ pub struct EmbeddingOptions {
     pub prompt_name: Option<String>,
     /// The request's own prompt, in place of the one with the name, which still names the texts' role.
     pub prompt: Option<String>,
+    /// Task whose adapters are used; by default the prompt's, if its name is a task's.
+    pub task: Option<String>,
     /// Number of leading values to keep per vector.
     pub dimensions: Option<usize>,
     /// Maximum number of values in the response.
@@ -42,9 +45,17 @@ pub struct EmbeddingOptions {
 
 impl EmbeddingOptions {
     /// Options for vectors of length 1 that are compared, and not returned.
-    pub(super) fn for_comparison(truncation: Truncation) -> Self {
-        let (prompt_name, prompt, dimensions) = (None, None, None);
-        Self { truncation, normalize: Some(true), prompt_name, prompt, dimensions, max_values: usize::MAX }
+    pub(super) fn for_comparison(truncation: Truncation, similarity: Similarity) -> Self {
+        Self {
+            truncation,
+            // Lengths matter to other similarities.
+            normalize: (similarity == Similarity::Cosine).then_some(true),
+            prompt_name: None,
+            prompt: None,
+            task: None,
+            dimensions: None,
+            max_values: usize::MAX,
+        }
     }
 }
 
@@ -125,7 +136,13 @@ impl EmbeddingPipeline {
             .as_ref()
             .map(|multi| output(&multi.output, multi.dimensions, Vectors::PerToken));
         let outputs = [dense, sparse, multi].into_iter().flatten().collect();
-        let encoder = Encoder::new(tokenizer, route.into(), outputs, None, settings.max_tokens)?;
+        let route: Route = route.into();
+        if !settings.tasks.is_empty() && route.signature().inputs.iter().all(|input| input.name != TASK_IDS) {
+            return Err(Error::model(format!(
+                "expected the input `{TASK_IDS}` in the graph of a model with `tasks`, but found none"
+            )));
+        }
+        let encoder = Encoder::new(tokenizer, route, outputs, None, settings.max_tokens)?;
         Ok(Self { encoder, settings: settings.into(), ranges: None, query_weights: None })
     }
 
@@ -244,7 +261,8 @@ impl EmbeddingPipeline {
         self.encoder.require_token_vectors(deadline).await?;
         let (text, ends) = chunks.prompted(self.prompt_of(options)?);
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
-        let (encodings, parts) = tokenizer.encode_parts(text, ends).await?;
+        let (mut encodings, parts) = tokenizer.encode_parts(text, ends).await?;
+        encodings.set_task(self.task(options)?);
         let vectors = |row: Row<'_>| -> Vec<Vec<f32>> {
             let part = |tokens: &Range<usize>| {
                 let values = &row.values[tokens.start * row.width..tokens.end * row.width];
@@ -296,7 +314,7 @@ impl EmbeddingPipeline {
             |role| move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true);
         let of_role = |role: TextRole| EmbeddingOptions {
             prompt_name: Some(role.name().to_owned()),
-            ..EmbeddingOptions::for_comparison(truncation)
+            ..EmbeddingOptions::for_comparison(truncation, Similarity::Cosine)
         };
         let query = vec![Input::Text(query)];
         let query = self.encode(query, &of_role(TextRole::Query), deadline).await?;
@@ -312,7 +330,8 @@ impl EmbeddingPipeline {
             multi.score(&queries[0], &of_text(texts.ids(index), rows), raw_scores)
         };
         let (scores, usage) = self.encoder.run_all(&texts, Granularity::Texts, deadline, score).await?;
-        Ok((scores, usage.after(&of_query)))
+        let usage = usage.after_query(&of_query, scores.len());
+        Ok((scores, usage))
     }
 
     /// See [`EmbeddingSettings::prompt`].
@@ -370,7 +389,7 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Encodings> {
         let settings = &self.settings;
-        let name = options.prompt_name.as_deref();
+        let (name, task) = (options.prompt_name.as_deref(), self.task(options)?);
         let options = EncodingOptions {
             prompt: self.prompt_of(options)?,
             unpooled: match &options.prompt {
@@ -380,7 +399,20 @@ impl EmbeddingPipeline {
             role: settings.form(settings.text_role(name)),
             ..EncodingOptions::new(options.truncation)
         };
-        self.encoder.input_tokenizer(deadline).await?.encode(inputs, &options).await
+        let mut encodings = self.encoder.input_tokenizer(deadline).await?.encode(inputs, &options).await?;
+        encodings.set_task(task);
+        Ok(encodings)
+    }
+
+    /// The number of a request's task; 0 for none.
+    fn task(&self, options: &EmbeddingOptions) -> Result<u32> {
+        let settings = &self.settings;
+        match (&options.task, &options.prompt, options.prompt_name.as_deref()) {
+            (Some(task), ..) => Ok(settings.task_number(settings.task_name(task)?)),
+            // A text that replaces the default prompt.
+            (None, Some(_), None) => Ok(0),
+            (None, _, name) => settings.task_of_prompt(name),
+        }
     }
 }
 

@@ -60,6 +60,13 @@ impl Encoder {
         labels: Option<(Vec<String>, ScoreFunction)>,
         max_tokens: usize,
     ) -> Result<Self> {
+        let special: usize = tokenizer.special_ids().iter().map(Vec::len).sum();
+        if max_tokens <= special {
+            return Err(Error::model(format!(
+                "expected a token limit above {special}, the number of special tokens around a text, but found \
+                 {max_tokens}; raise `limits.tokens`"
+            )));
+        }
         let spec = Arc::new(OutputSpec {
             outputs,
             labels,

@@ -79,12 +79,22 @@ pub(super) struct EncodingOptions<'a> {
     pub(super) max_bytes: usize,
     /// Text form for the role.
     pub(super) role: Option<&'a RoleSettings>,
+    /// Number of inputs that are made from each text, one after the other.
+    pub(super) inputs_per_text: usize,
 }
 
 impl EncodingOptions<'_> {
     /// Options without prompt, template, size limit and role.
     pub(super) fn new(truncation: Truncation) -> Self {
-        Self { prompt: None, unpooled: 0, template: None, truncation, max_bytes: usize::MAX, role: None }
+        Self {
+            prompt: None,
+            unpooled: 0,
+            template: None,
+            truncation,
+            max_bytes: usize::MAX,
+            role: None,
+            inputs_per_text: 1,
+        }
     }
 }
 
@@ -95,11 +105,18 @@ pub(super) struct Encodings {
     /// Concatenated label vectors for all inputs, in models that take them.
     pub(super) labels: Option<Arc<[f32]>>,
     tokenization: Duration,
+    /// See [`EncodingOptions::inputs_per_text`].
+    inputs_per_text: usize,
 }
 
 impl Encodings {
     pub(super) fn ids(&self, index: usize) -> &[u32] {
         &self.list[index].ids
+    }
+
+    /// Sets all inputs' task, by its number.
+    pub(super) fn set_task(&mut self, task: u32) {
+        self.list.iter_mut().for_each(|encoding| encoding.task = task);
     }
 
     pub(super) fn tokens(&self) -> usize {
@@ -118,11 +135,12 @@ impl Encodings {
     pub(super) fn usage(&self, inference: Duration, location: Location) -> Usage {
         let tokens = self.tokens();
         telemetry::record_encoding(tokens, self.tokenization, inference);
-        let is_truncated = |index: &usize| self.list[*index].truncated_from.is_some();
+        let is_truncated = |inputs: &[Encoding]| inputs.iter().any(|input| input.truncated_from.is_some());
+        let texts = self.list.chunks(self.inputs_per_text).enumerate();
         Usage {
             tokens,
             generated: 0,
-            truncated: (0..self.list.len()).filter(is_truncated).collect(),
+            truncated: texts.filter(|(_, inputs)| is_truncated(inputs)).map(|(text, _)| text).collect(),
             tokenization: self.tokenization,
             inference,
             location,
@@ -165,7 +183,7 @@ pub(super) struct InputTokenizer<'a> {
 }
 
 impl InputTokenizer<'_> {
-    /// Tokenizes inputs. Errors name the input.
+    /// Tokenizes inputs. Errors name the text.
     pub(super) async fn encode(
         &self,
         inputs: Vec<Input>,
@@ -212,9 +230,11 @@ impl InputTokenizer<'_> {
             trailing.into_iter().for_each(|token| encoding.trim_end(token));
             Ok((encoding, text))
         };
-        let (encoded, tokenization) = tokenize_each(inputs, size, self.deadline, encode).await?;
+        let inputs_per_text = options.inputs_per_text;
+        let sizes = InputSizes { bytes: size, inputs_per_text };
+        let (encoded, tokenization) = tokenize_each(inputs, sizes, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();
-        Ok(Encodings { list, texts, labels: None, tokenization })
+        Ok(Encodings { list, texts, labels: None, tokenization, inputs_per_text })
     }
 
     /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
@@ -263,14 +283,16 @@ impl InputTokenizer<'_> {
                 ))),
             }
         };
+        let sizes = InputSizes { bytes: size, inputs_per_text: 1 };
         let (windows, tokenization) =
-            tokenize_each((0..texts.len()).collect(), size, self.deadline, encode).await?;
+            tokenize_each((0..texts.len()).collect(), sizes, self.deadline, encode).await?;
         let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
             windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
         });
         let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
         let texts = vec![None; list.len()];
-        Ok(EncodedWindows { encodings: Encodings { list, texts, labels: None, tokenization }, places })
+        let encodings = Encodings { list, texts, labels: None, tokenization, inputs_per_text: 1 };
+        Ok(EncodedWindows { encodings, places })
     }
 
     /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
@@ -287,7 +309,8 @@ impl InputTokenizer<'_> {
         };
         let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
         let tokenization = started.elapsed();
-        let encodings = Encodings { list: vec![encoding], texts: vec![text], labels: None, tokenization };
+        let (list, texts) = (vec![encoding], vec![text]);
+        let encodings = Encodings { list, texts, labels: None, tokenization, inputs_per_text: 1 };
         Ok((encodings, parts))
     }
 }
@@ -301,23 +324,32 @@ pub(super) fn check_size(found: usize, max: usize) -> Result<()> {
     Ok(())
 }
 
-/// Applies `encode` to each input, in total `size` bytes, and measures the time. Errors name the input.
+/// The size of a request's inputs.
+#[derive(Clone, Copy, Debug)]
+struct InputSizes {
+    /// All inputs' bytes.
+    bytes: usize,
+    inputs_per_text: usize,
+}
+
+/// Applies `encode` to each input, and measures the time. Errors name the text.
 async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
     inputs: Vec<I>,
-    size: usize,
+    sizes: InputSizes,
     deadline: Deadline,
     encode: impl Fn(I) -> Result<T> + Send + 'static,
 ) -> Result<(Vec<T>, Duration)> {
     let work = move || {
-        let count = inputs.len();
-        let encode = |(index, input)| {
+        let InputSizes { inputs_per_text, .. } = sizes;
+        let count = inputs.len() / inputs_per_text;
+        let encode = |(index, input): (usize, I)| {
             if deadline.has_passed() {
                 return Err(deadline.exceeded());
             }
-            encode(input).map_err(|error| at_text(error, index, count))
+            encode(input).map_err(|error| at_text(error, index / inputs_per_text, count))
         };
         inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
     };
     let started = Instant::now();
-    Ok((tokenize(size, deadline, work).await?, started.elapsed()))
+    Ok((tokenize(sizes.bytes, deadline, work).await?, started.elapsed()))
 }

@@ -203,11 +203,12 @@ impl LabelScoresPipeline {
         texts: &[String],
         labels: &[String],
         prompt: &str,
+        truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Logits> {
         let encodings = match &self.settings.schema_token {
-            Some(token) => self.with_schema(token, texts, labels, prompt, deadline).await?,
-            None => self.with_labels(texts, labels, prompt, deadline).await?,
+            Some(token) => self.with_schema(token, texts, labels, prompt, truncation, deadline).await?,
+            None => self.with_labels(texts, labels, prompt, truncation, deadline).await?,
         };
         let (count, values) = (labels.len(), |row: Row<'_>| row.values.to_vec());
         let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
@@ -227,6 +228,7 @@ impl LabelScoresPipeline {
         texts: &[String],
         labels: &[String],
         name: &str,
+        truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Encodings> {
         let (token, labels, name) = (token.to_owned(), labels.to_vec(), name.to_owned());
@@ -235,7 +237,7 @@ impl LabelScoresPipeline {
         let prompt = move || settings.schema_prompt(&token, &own, &labels, &name);
         let prompt = tokenize(size, deadline, prompt).await?;
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
-        let options = WindowOptions::whole(Truncation::At(Side::Right), texts.len());
+        let options = WindowOptions::whole(truncation, texts.len());
         let EncodedWindows { mut encodings, .. } =
             tokenizer.encode_words(&texts.to_vec().into(), prompt, options).await?;
         encodings.list.iter_mut().for_each(mark_first);
@@ -248,6 +250,7 @@ impl LabelScoresPipeline {
         texts: &[String],
         labels: &[String],
         prompt: &str,
+        truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Encodings> {
         let (settings, count) = (&self.settings, labels.len());
@@ -257,7 +260,7 @@ impl LabelScoresPipeline {
         // Checked before the labels are copied for each text.
         check_size(texts.iter().map(|text| prompt.len() + text.len().min(reach)).sum(), MAX_BYTES)?;
         let inputs = texts.iter().map(|text| Input::Text(settings.joined(text, &prompt))).collect();
-        let options = EncodingOptions::new(Truncation::At(Side::Right));
+        let options = EncodingOptions::new(truncation);
         let mut encodings = tokenizer.encode(inputs, &options).await?;
         for (index, encoding) in encodings.list.iter_mut().enumerate() {
             let marked = settings.mark(encoding, tokenizer.tokenizer, count, limit);

@@ -25,6 +25,7 @@ pub mod roles;
 pub mod schema;
 pub mod scores;
 pub mod seq2seq;
+pub mod similarity;
 pub mod sparse;
 mod task;
 pub mod token_classification;

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use crate::{
-    backend::{LABEL_VECTORS, Schedule, Signature, TensorSpec},
+    backend::{LABEL_VECTORS, Schedule, Signature, TASK_IDS, TensorSpec},
     error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Encoding,
@@ -13,13 +13,14 @@ use crate::{
 pub const POOLING_MASK: &str = "pooling_mask";
 /// Input names by role, case-insensitive, in their usual order. `words_mask` is the third input in models that read
 /// words.
-const NAMES: [(&str, Role); 6] = [
+const NAMES: [(&str, Role); 7] = [
     ("input_ids", Role::Ids),
     ("attention_mask", Role::Mask),
     ("token_type_ids", Role::Types),
     ("words_mask", Role::Types),
     (POOLING_MASK, Role::Pooled),
     (LABEL_VECTORS, Role::Labels),
+    (TASK_IDS, Role::Task),
 ];
 const MAX_INPUTS: usize = 3;
 
@@ -33,6 +34,8 @@ pub(super) enum Role {
     Pooled,
     /// Label vectors.
     Labels,
+    /// The number of the text's task.
+    Task,
     /// The text itself, for models with a built-in tokenizer.
     Text,
 }
@@ -150,6 +153,7 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
             Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
             Role::Mask => values.extend(encoding.mask()),
             Role::Pooled => values.extend(encoding.pooling_mask()),
+            Role::Task => values.extend(std::iter::repeat_n(i64::from(encoding.task), encoding.len())),
             // Handled above.
             Role::Text | Role::Labels => {}
         }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::similarity::dot;
+
 /// Pooling mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -71,16 +73,6 @@ pub fn normalize(vector: &mut [f32]) {
     vector.iter_mut().for_each(|value| *value /= length);
 }
 
-/// Cosine similarity; 0 if a vector is zero.
-pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
-    let lengths = (dot(left, left) * dot(right, right)).sqrt();
-    if lengths > 0.0 { dot(left, right) / lengths } else { 0.0 }
-}
-
-fn dot(left: &[f32], right: &[f32]) -> f32 {
-    left.iter().zip(right).map(|(left, right)| left * right).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,12 +102,5 @@ mod tests {
         let mut zeros = [0.0, 0.0];
         normalize(&mut zeros);
         assert_eq!(zeros, [0.0, 0.0]);
-    }
-
-    #[test]
-    fn cosine_of_known_angles() {
-        assert_eq!(cosine(&[1.0, 0.0], &[2.0, 0.0]), 1.0);
-        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 5.0]), 0.0);
-        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 5.0]), 0.0);
     }
 }

@@ -1,6 +1,6 @@
 //! A query and texts to one relevance score per text: by a cross-encoder, which reads query and text together, by late
-//! interaction between multi-vectors, or by the cosine similarity between embeddings, with the model's prompts for queries
-//! and documents.
+//! interaction between multi-vectors, or by the similarity between embeddings, with the model's prompts for queries and
+//! documents.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use super::{
     classification::ClassificationPipeline,
     embedding::{EmbeddingOptions, EmbeddingPipeline, VectorKind},
     encoding::Input,
-    pooling::cosine,
     roles::TextRole,
     scores::ScoreFunction,
+    similarity::Similarity,
     usage::Usage,
 };
 use crate::{
@@ -58,6 +58,14 @@ impl RankingPipeline {
         }
     }
 
+    /// Maximum number of tokens in an input.
+    pub fn max_tokens(&self) -> usize {
+        match self {
+            Self::CrossEncoder(pipeline) => pipeline.settings().max_tokens,
+            Self::Embedding(pipeline) => pipeline.settings().max_tokens,
+        }
+    }
+
     /// Scores in text order.
     pub async fn score(
         &self,
@@ -78,11 +86,12 @@ impl RankingPipeline {
                 pipeline.late_interaction(query, texts, options, deadline).await
             }
             Self::Embedding(pipeline) => {
+                let similarity = pipeline.settings().dense()?.similarity;
                 let of_role = |role: TextRole| {
                     let prompt_name = pipeline.settings().prompt_name(role.name())?.map(str::to_owned);
                     Ok(EmbeddingOptions {
                         prompt_name,
-                        ..EmbeddingOptions::for_comparison(options.truncation)
+                        ..EmbeddingOptions::for_comparison(options.truncation, similarity)
                     })
                 };
                 let (of_query, of_text) = (of_role(TextRole::Query)?, of_role(TextRole::Document)?);
@@ -91,10 +100,12 @@ impl RankingPipeline {
                     pipeline.embed(vec![Input::Text(query)], &of_query, deadline),
                     pipeline.embed(texts, &of_text, deadline)
                 )?;
-                let scores = texts.vectors.iter().map(|text| cosine(&query.vectors[0], text));
-                let scores =
-                    scores.map(|score| if options.raw_scores { score } else { score.clamp(0.0, 1.0) });
-                Ok((scores.collect(), texts.usage.after(&query.usage)))
+                let scores = texts.vectors.iter().map(|text| similarity.of(&query.vectors[0], text));
+                // Other similarities have no bounds.
+                let is_raw = options.raw_scores || similarity != Similarity::Cosine;
+                let scores = scores.map(|score| if is_raw { score } else { score.clamp(0.0, 1.0) });
+                let usage = texts.usage.after_query(&query.usage, texts.vectors.len());
+                Ok((scores.collect(), usage))
             }
         }
     }

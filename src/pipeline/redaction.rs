@@ -26,7 +26,9 @@ pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
     let bounds = word_bounds(text);
     let (mut redacted, mut covered) = (String::new(), 0);
     for ((start, end), label) in places {
-        let start = bounds.range(..=start).next_back().copied().unwrap_or(0);
+        let word = bounds.range(..=start).next_back().copied().unwrap_or(0);
+        // An invisible mark belongs to the white space before it.
+        let start = start - text[word..start].trim_start().len();
         let end = bounds.range(end..).next().copied().unwrap_or(text.len());
         if start >= covered {
             redacted.push_str(&text[covered..start]);
@@ -63,6 +65,8 @@ mod tests {
         assert_eq!(redacted("Ann lives", &[]), "Ann lives");
         // White space at an entity's ends is kept.
         assert_eq!(redacted("in New York now", &[(2, 12, "LOC")]), "in [LOC] now");
+        assert_eq!(redacted("Dr. \u{200f}Ann", &[(5, 8, "PER")]), "Dr. \u{200f}[PER]");
+        assert_eq!(redacted("Dr. \u{200f}Ann", &[(4, 8, "PER")]), "Dr. [PER]");
         // Neighbours and overlaps.
         assert_eq!(redacted("ab-cd", &[(2, 5, "B"), (0, 2, "A")]), "[A][B]");
         assert_eq!(redacted("ab cd ef", &[(0, 4, "A"), (3, 5, "B")]), "[A] ef");

@@ -20,6 +20,16 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Adds up the runs on a query and on the `count` texts that were compared with it. A truncated query counts as all
+    /// texts, as it does in pairs.
+    pub(crate) fn after_query(self, query: &Self, count: usize) -> Self {
+        let truncated = match query.truncated.is_empty() {
+            true => self.truncated.clone(),
+            false => (0..count).collect(),
+        };
+        Self { truncated, ..self.after(query) }
+    }
+
     /// Adds up two runs, one after the other. Truncated texts come from this one.
     pub(crate) fn after(self, first: &Self) -> Self {
         Self {

@@ -12,8 +12,8 @@ use super::{
     encoding::Input,
     label_scores::LabelScoresPipeline,
     label_vectors::LabelVectors,
-    pooling::cosine,
     scores::{ScoreFunction, softmax},
+    similarity::{Similarity, cosine},
     usage::Usage,
 };
 use crate::{
@@ -53,9 +53,11 @@ pub struct ZeroShotOptions {
     pub prompt: Option<String>,
     /// Whether labels are scored independently; otherwise scores sum up to 1.
     pub multi_label: bool,
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    pub truncates: bool,
 }
 
-/// At least one label, all non-empty, distinct and trimmed.
+/// At least one label, all distinct and not blank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 
@@ -69,10 +71,9 @@ impl Labels {
         if labels.len() > limit {
             return Err(Error::too_large(wrong_count()));
         }
-        let labels: Vec<String> = labels.into_iter().map(|label| label.trim().to_owned()).collect();
         let mut known = HashSet::new();
         for (index, label) in labels.iter().enumerate() {
-            if label.is_empty() {
+            if label.trim().is_empty() {
                 return Err(Error::invalid(format!(
                     "expected a label in `candidate_labels[{index}]`, but found an empty one"
                 )));
@@ -107,20 +108,24 @@ impl Labels {
 pub struct Template(String);
 
 impl Template {
-    /// A template without a placeholder is refused, since all labels would score the same.
+    /// Refuses a template without a placeholder, since all labels would score the same, and one with other braces, which
+    /// mean something else in `str.format` of the `transformers` pipeline.
     pub fn new(template: String) -> Result<Self> {
-        if template.contains(PLACEHOLDER) {
-            return Ok(Self(template));
-        }
-        Err(Error::invalid("expected `{}` in `hypothesis_template`, where the label goes, but found none"))
+        let found = match template.matches(PLACEHOLDER).count() {
+            0 => "none",
+            1 if template.matches(['{', '}']).count() == PLACEHOLDER.len() => return Ok(Self(template)),
+            _ => "more braces",
+        };
+        Err(Error::invalid(format!(
+            "expected `{{}}` in `hypothesis_template` once, where the label goes, but found {found}"
+        )))
     }
 
     /// One sentence per label. Refuses templates and labels whose sentences would not fit into memory.
     fn fill(&self, labels: &[String]) -> Result<Vec<String>> {
         const MAX_BYTES: usize = 16 * 1024 * 1024;
-        let count = self.0.matches(PLACEHOLDER).count();
-        let around = self.0.len() - count * PLACEHOLDER.len();
-        let bytes = labels.iter().map(|label| count.saturating_mul(label.len()).saturating_add(around));
+        let around = self.0.len() - PLACEHOLDER.len();
+        let bytes = labels.iter().map(|label| label.len().saturating_add(around));
         let found = bytes.fold(0, usize::saturating_add);
         if found > MAX_BYTES {
             return Err(Error::too_large(format!(
@@ -167,6 +172,7 @@ impl ZeroShotPipeline {
                 "expected a model that reads labels and text together for `prompt`, but found another; leave it out",
             ));
         }
+        let truncation = if options.truncates { Truncation::At(Side::Right) } else { Truncation::Off };
         let hypotheses = || options.template.clone().unwrap_or_default().fill(labels);
         match self {
             Self::Entailment(pipeline) => {
@@ -178,7 +184,9 @@ impl ZeroShotPipeline {
                         .iter()
                         .map(move |hypothesis| Input::Pair(Arc::clone(&text), Arc::clone(hypothesis)))
                 });
-                let logits = pipeline.logits(pairs.collect(), Truncation::OnlyFirst, deadline).await?;
+                let truncation = if options.truncates { Truncation::OnlyFirst } else { Truncation::Off };
+                let (pairs, count) = (pairs.collect(), labels.len());
+                let logits = pipeline.logits_of_texts(pairs, count, truncation, deadline).await?;
                 let ids = EntailmentIds::of(&pipeline.settings().labels);
                 let rows = logits.rows.chunks_exact(labels.len());
                 Ok((rows.map(|rows| ids.scores(rows, options.multi_label)).collect(), logits.usage))
@@ -187,8 +195,14 @@ impl ZeroShotPipeline {
                 let hypotheses = hypotheses()?;
                 let (kept, missing) = cache.get(&hypotheses);
                 let inputs = texts.iter().chain(missing).cloned().map(Input::Text).collect();
-                let embedding = EmbeddingOptions::for_comparison(Truncation::At(Side::Right));
+                let embedding = EmbeddingOptions::for_comparison(truncation, Similarity::Cosine);
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
+                if embeddings.usage.truncated.iter().any(|input| *input >= texts.len()) {
+                    return Err(Error::too_large(format!(
+                        "expected labels of at most {} tokens, but found more; send shorter labels",
+                        pipeline.settings().max_tokens
+                    )));
+                }
                 let mut embedded = embeddings.vectors;
                 let vectors = cache.complete(&hypotheses, kept, embedded.split_off(texts.len()))?;
                 let score = |text: &Vec<f32>| {
@@ -206,9 +220,8 @@ impl ZeroShotPipeline {
                     None => labels.to_vec(),
                     Some(template) => template.fill(labels)?,
                 };
-                let logits = pipeline
-                    .logits(texts, &filled, options.prompt.as_deref().unwrap_or_default(), deadline)
-                    .await?;
+                let prompt = options.prompt.as_deref().unwrap_or_default();
+                let logits = pipeline.logits(texts, &filled, prompt, truncation, deadline).await?;
                 let function = match options.multi_label || labels.len() == 1 {
                     true => ScoreFunction::Sigmoid,
                     false => ScoreFunction::Softmax,
@@ -270,22 +283,26 @@ mod tests {
         insta::assert_snapshot!(labels(&["a", " "]), @"expected a label in `candidate_labels[1]`, but found an empty one");
         insta::assert_snapshot!(labels(&["a", "b", "a"]), @"expected each label once, but found `candidate_labels[2]` twice");
         insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `candidate_labels`, but found 4");
-        insta::assert_snapshot!(labels(&["a", " a\t"]), @"expected each label once, but found `candidate_labels[1]` twice");
-        assert_eq!(Labels::new(vec![" a".into(), "b ".into()], 3).unwrap().as_slice(), ["a", "b"]);
+        // As in `transformers`, white space belongs to the labels of a list.
+        assert_eq!(Labels::new(vec![" a".into(), "a".into()], 3).unwrap().as_slice(), [" a", "a"]);
         assert_eq!(Labels::split("a, b,,c "), ["a", "b", "c"]);
-        assert!(Template::new("no gap".into()).is_err());
+        let template = |text: &str| Template::new(text.into()).unwrap_err().to_string();
+        insta::assert_snapshot!(template("no gap"), @"expected `{}` in `hypothesis_template` once, where the label goes, but found none");
+        for text in ["{} and {}", "{} {0}", "{{}}", "{} {{", "}{}"] {
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(template(text), @"expected `{}` in `hypothesis_template` once, where the label goes, but found more braces");
+            }
+        }
     }
 
     #[test]
     fn a_template_that_would_exhaust_memory_is_refused() {
         let labels: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
         let long = Template::new(format!("{{}}{}", "y".repeat(2_000_000))).unwrap();
-        let many = Template::new("{}".repeat(1_000_000)).unwrap();
         let taken = allocation_counter::measure(|| {
             insta::assert_snapshot!(long.fill(&labels).unwrap_err(), @"expected at most 16777216 bytes of labels in their sentences, but found 2000002890; shorten `hypothesis_template` or send fewer labels");
-            assert!(many.fill(&["x".repeat(4_000_000)]).is_err());
         });
         assert!(taken.bytes_max < 8 << 20, "{}", taken.bytes_max);
-        assert_eq!(Template::new("{}, {}".into()).unwrap().fill(&labels[..2]).unwrap(), ["0, 0", "1, 1"]);
+        assert_eq!(Template::new("a {}.".into()).unwrap().fill(&labels[..2]).unwrap(), ["a 0.", "a 1."]);
     }
 }

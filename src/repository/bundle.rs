@@ -51,7 +51,23 @@ pub enum Home {
     /// An S3 prefix.
     S3(Store, Url),
     /// The files in memory, by name.
-    Memory(BTreeMap<String, Bytes>),
+    Memory(BTreeMap<String, MemoryFile>),
+}
+
+/// A file in memory, which was hashed when it arrived.
+#[derive(Clone, Debug)]
+pub struct MemoryFile {
+    /// At most as many bytes as the manifest states.
+    pub(crate) contents: Bytes,
+    /// How many bytes arrived.
+    pub(crate) size: u64,
+    pub(crate) digest: blake3::Hash,
+}
+
+impl From<Bytes> for MemoryFile {
+    fn from(contents: Bytes) -> Self {
+        Self { size: contents.len() as u64, digest: blake3::hash(&contents), contents }
+    }
 }
 
 impl Bundle {
@@ -76,8 +92,13 @@ impl Bundle {
     }
 
     /// The bundle with the manifest `text`, whose files are in memory.
-    pub fn in_memory(text: &str, files: BTreeMap<String, Bytes>) -> Result<Self> {
+    pub fn in_memory(text: &str, files: BTreeMap<String, MemoryFile>) -> Result<Self> {
         Self::parse(text, Home::Memory(files), &MANIFEST)
+    }
+
+    /// The bundle with these files in memory.
+    pub(crate) fn with_files(self, files: BTreeMap<String, MemoryFile>) -> Self {
+        Self { home: Home::Memory(files), ..self }
     }
 
     /// The bundle with the manifest `text`; errors name `place`.
@@ -116,7 +137,7 @@ impl Bundle {
         match &self.home {
             Home::Memory(files) => {
                 self.stream(name, |_| ())?;
-                Ok(files.get(name).cloned().unwrap_or_default())
+                Ok(files.get(name).map(|file| file.contents.clone()).unwrap_or_default())
             }
             Home::Folder(_) | Home::S3(..) => Ok(self.read(name)?.into()),
         }
@@ -142,17 +163,17 @@ impl Bundle {
     pub fn stream(&self, name: &str, mut take: impl FnMut(&[u8])) -> Result<()> {
         let file = self.file(name)?;
         let mut hash = blake3::Hasher::new();
-        let mut take = |piece: &[u8]| {
+        let mut hashed = |piece: &[u8]| {
             hash.update(piece);
             take(piece);
         };
         let size = match &self.home {
-            Home::Folder(folder) => read_through(&folder.join(name), take)?,
+            Home::Folder(folder) => read_through(&folder.join(name), hashed)?,
             Home::S3(store, url) => {
                 // Without an ETag: the content hash is verified instead.
                 let object = Object { size: file.size, ..Object::default() };
                 for piece in store.pieces(&url.join(name), &object, 0..file.size)? {
-                    piece?.iter().for_each(|chunk| take(chunk));
+                    piece?.iter().for_each(|chunk| hashed(chunk));
                 }
                 file.size
             }
@@ -163,8 +184,8 @@ impl Bundle {
                         self.manifest.name
                     ))
                 })?;
-                take(found);
-                found.len() as u64
+                take(&found.contents);
+                return check(file, &self.path(name), found.size, found.digest);
             }
         };
         check(file, &self.path(name), size, hash.finalize())

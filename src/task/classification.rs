@@ -1,6 +1,7 @@
 //! Classification, with a model's own labels or with requested labels.
 
 use clap::Args;
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -77,15 +78,17 @@ impl Classifier {
     }
 
     /// Scores texts or pairs, whose first text gets the model's prompt, as in sentence-transformers' `CrossEncoder`.
-    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Scores> {
-        let prompted = |input| match input {
-            Input::Pair(first, second) => Input::Pair(self.pipeline.prompted(&first), second),
-            other => other,
-        };
-        let inputs = inputs.into_iter().map(prompted).collect();
-        let logits = self.pipeline.logits(inputs, self.truncation, deadline).await?;
-        let rows = logits.rows.iter().map(|row| self.function.apply(row)).collect();
-        Ok(Scores { rows, usage: logits.usage })
+    pub fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> BoxFuture<'_, Result<Scores>> {
+        Box::pin(async move {
+            let prompted = |input| match input {
+                Input::Pair(first, second) => Input::Pair(self.pipeline.prompted(&first), second),
+                other => other,
+            };
+            let inputs = inputs.into_iter().map(prompted).collect();
+            let logits = self.pipeline.logits(inputs, self.truncation, deadline).await?;
+            let rows = logits.rows.iter().map(|row| self.function.apply(row)).collect();
+            Ok(Scores { rows, usage: logits.usage })
+        })
     }
 }
 
@@ -110,6 +113,9 @@ pub struct ZeroShotParameters {
     /// Score each label independently
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub multi_label: Option<bool>,
+    /// Whether texts above the token limit are truncated; otherwise they are refused.
+    #[arg(skip)]
+    pub truncate: Option<bool>,
 }
 
 /// A zero-shot classifier with checked labels.
@@ -131,6 +137,7 @@ impl ZeroShotParameters {
             template: self.hypothesis_template.clone().map(Template::new).transpose()?,
             prompt: self.prompt.clone(),
             multi_label: self.multi_label.unwrap_or(false),
+            truncates: self.truncate.unwrap_or(scope.truncate),
         };
         Ok(ZeroShotClassifier { pipeline: pipeline.clone(), options })
     }
@@ -143,8 +150,10 @@ impl ZeroShotClassifier {
     }
 
     /// Scores texts.
-    pub async fn run(&self, texts: &[String], deadline: Deadline) -> Result<Scores> {
-        let (rows, usage) = self.pipeline.score(texts, &self.options, deadline).await?;
-        Ok(Scores { rows, usage })
+    pub fn run<'a>(&'a self, texts: &'a [String], deadline: Deadline) -> BoxFuture<'a, Result<Scores>> {
+        Box::pin(async move {
+            let (rows, usage) = self.pipeline.score(texts, &self.options, deadline).await?;
+            Ok(Scores { rows, usage })
+        })
     }
 }

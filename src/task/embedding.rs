@@ -1,6 +1,7 @@
 //! Embedding: dense vectors, sparse vectors and multi-vectors.
 
 use clap::Args;
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -36,6 +37,9 @@ pub struct EmbeddingParameters {
     /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
     #[arg(skip)]
     pub instruction: Option<String>,
+    /// The task that texts are embedded for, in a model with adapters for tasks, with the task's prompt
+    #[arg(id = "embedding_task", long = "embedding-task", value_name = "TASK")]
+    pub task: Option<String>,
     /// Whether vectors are scaled to length 1 [default: the model's setting]
     #[arg(long, value_name = "BOOLEAN")]
     #[schemars(description = "Whether vectors are scaled to length 1; true by default.")]
@@ -82,6 +86,8 @@ pub struct Embedder {
 /// What a request says about the prompt before its texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestedPrompt<'a> {
+    /// The task, which selects adapters, and its prompt unless another is requested.
+    pub(super) task: Option<&'a str>,
     /// A prompt's name, or a role.
     pub(super) name: Option<&'a str>,
     /// The prompt itself.
@@ -90,9 +96,28 @@ pub(super) struct RequestedPrompt<'a> {
     pub(super) instruction: Option<&'a str>,
 }
 
+/// The prompt for a request's texts, and the task.
+pub(super) struct ChosenPrompt {
+    /// The prompt's name, or a role.
+    pub(super) name: Option<String>,
+    /// The prompt itself, unless it is the model's with that name.
+    pub(super) prompt: Option<String>,
+    /// The task's name in the model.
+    pub(super) task: Option<String>,
+}
+
 impl RequestedPrompt<'_> {
-    /// The prompt's name, and the prompt itself unless it is the model's with that name.
-    pub(super) fn of(self, pipeline: &EmbeddingPipeline) -> Result<(Option<String>, Option<String>)> {
+    /// Checks the request against the model.
+    pub(super) fn choose(self, pipeline: &EmbeddingPipeline) -> Result<ChosenPrompt> {
+        let (mut name, prompt) = self.named(pipeline)?;
+        let task = self.task.map(|task| pipeline.settings().task_name(task)).transpose()?;
+        if name.is_none() && prompt.is_none() {
+            name = task.map(str::to_owned);
+        }
+        Ok(ChosenPrompt { name, prompt, task: task.map(str::to_owned) })
+    }
+
+    fn named(self, pipeline: &EmbeddingPipeline) -> Result<(Option<String>, Option<String>)> {
         match (self.name, self.prompt, self.instruction) {
             (name, None, None) => Ok((name.map(str::to_owned), None)),
             (None, Some(prompt), None) => {
@@ -119,13 +144,15 @@ impl EmbeddingParameters {
             name: self.prompt_name.as_deref(),
             prompt: self.prompt.as_deref(),
             instruction: self.instruction.as_deref(),
+            task: self.task.as_deref(),
         };
-        let (prompt_name, prompt) = requested.of(pipeline)?;
+        let ChosenPrompt { name: prompt_name, prompt, task } = requested.choose(pipeline)?;
         Ok(EmbeddingOptions {
             truncation: self.truncation.truncation(scope),
             normalize: self.normalize,
             prompt_name,
             prompt,
+            task,
             dimensions: self.dimensions,
             max_values: scope.max_values,
         })
@@ -133,8 +160,7 @@ impl EmbeddingParameters {
 
     /// Checks the parameters. The default for `outputs` is the model's first vector kind.
     pub fn prepare(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<Embedder> {
-        let first = || pipeline.settings().outputs().into_iter().take(1).map(|(kind, _)| kind).collect();
-        let kinds: Vec<VectorKind> = self.outputs.clone().unwrap_or_else(first);
+        let kinds = self.kinds(pipeline);
         if kinds.is_empty() {
             return Err(Error::invalid(
                 "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
@@ -153,6 +179,24 @@ impl EmbeddingParameters {
         pipeline.check(&requested)?;
         let has_words = self.words.unwrap_or(false);
         Ok(Embedder { pipeline: pipeline.clone(), requested, options, output_dtype, conversion, has_words })
+    }
+
+    /// The requested vector kinds, or the model's first.
+    fn kinds(&self, pipeline: &EmbeddingPipeline) -> Vec<VectorKind> {
+        let first = || pipeline.settings().outputs().into_iter().take(1).map(|(kind, _)| kind).collect();
+        self.outputs.clone().unwrap_or_else(first)
+    }
+
+    /// An argument's name, if it has no effect on the requested vectors.
+    pub(super) fn without_effect(&self, pipeline: &EmbeddingPipeline) -> Option<&'static str> {
+        let kinds = self.kinds(pipeline);
+        let arguments = [
+            ("dimensions", self.dimensions.is_some(), VectorKind::Dense),
+            ("vector-type", self.output_dtype.is_some(), VectorKind::Dense),
+            ("max-active-dims", self.max_active_dims.is_some(), VectorKind::Sparse),
+            ("words", self.words.is_some(), VectorKind::Sparse),
+        ];
+        arguments.iter().find(|(_, is_set, kind)| *is_set && !kinds.contains(kind)).map(|(name, ..)| *name)
     }
 
     /// Applies the defaults for vectors per token, which the pipeline checks.
@@ -182,15 +226,23 @@ pub struct TokenEmbedder {
 
 impl TokenEmbedder {
     /// Multi-vectors if the model has them, or else its token vectors without pooling or normalization.
-    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Embeddings<Vec<Vec<f32>>>> {
-        self.pipeline.embed_all(inputs, &self.options, deadline).await
+    pub fn run(
+        &self,
+        inputs: Vec<Input>,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Embeddings<Vec<Vec<f32>>>>> {
+        Box::pin(self.pipeline.embed_all(inputs, &self.options, deadline))
     }
 }
 
 impl Embedder {
     /// Embeds texts, in one run for all vector kinds.
-    pub async fn run(&self, inputs: Vec<Input>, deadline: Deadline) -> Result<Embeddings<TextVectors>> {
-        self.pipeline.embed_kinds(inputs, &self.requested, &self.options, deadline).await
+    pub fn run(
+        &self,
+        inputs: Vec<Input>,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Embeddings<TextVectors>>> {
+        Box::pin(self.pipeline.embed_kinds(inputs, &self.requested, &self.options, deadline))
     }
 
     /// A token's word, if words are requested and the token has one.

@@ -1,6 +1,7 @@
 //! Token classification: entities with a model's own labels or with requested labels.
 
 use clap::Args;
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -144,10 +145,12 @@ impl EntityFinder {
     }
 
     /// Finds entities in texts.
-    pub async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<FoundEntities> {
-        match self {
-            Self::Own(pipeline, options) => pipeline.entities(texts, options, deadline).await,
-            Self::Labels(pipeline, options) => pipeline.entities(texts, options, deadline).await,
-        }
+    pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<FoundEntities>> {
+        Box::pin(async move {
+            match self {
+                Self::Own(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+                Self::Labels(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+            }
+        })
     }
 }

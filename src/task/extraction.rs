@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use clap::{Args, ValueEnum};
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -20,8 +22,9 @@ use crate::{
 };
 
 /// The form of a schema.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum SchemaForm {
     /// Any of `entities`, `structures`, `relations` and `classifications`.
     #[default]
@@ -35,23 +38,59 @@ pub enum SchemaForm {
 }
 
 /// Extraction parameters, named as in the package `gliner2`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[serde(expecting = "an object with `schema`")]
 pub struct ExtractionParameters {
     /// The schema's form; `schema` by default.
+    #[arg(
+        id = "schema_form",
+        long = "schema-form",
+        value_name = "FORM",
+        help = "The form of `--schema` [default: schema]"
+    )]
     pub task: Option<SchemaForm>,
     /// What is extracted. The order of names is kept.
+    #[arg(
+        long,
+        value_name = "JSON",
+        required = false,
+        value_parser = parsed,
+        help = "Extract what this schema describes, as in `POST /gliner-2`, with a model that reads schemas"
+    )]
     pub schema: Ordered,
     /// Values have at least this score, 0.5 by default.
+    #[arg(long, value_name = "SCORE")]
     #[schemars(range(min = 0, max = 1))]
     pub threshold: Option<f32>,
     /// Whether values have scores; false by default.
+    #[arg(
+        long = "confidence",
+        help = "Add scores to extracted values",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
     pub include_confidence: Option<bool>,
     /// Whether values have places in the text; false by default.
+    #[arg(
+        long = "spans",
+        help = "Add the places of extracted values in the text",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
     pub include_spans: Option<bool>,
     /// Must be true: other results are the package's own tuples.
+    #[arg(skip)]
     pub format_results: Option<bool>,
     /// Whether texts above the token limit are truncated; otherwise they are refused.
+    #[arg(skip)]
     pub truncate: Option<bool>,
+}
+
+/// Reads a schema on the command line, in a rule or in metadata.
+fn parsed(text: &str) -> Result<Ordered, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected JSON, but found: {error}"))
 }
 
 /// A model that reads schemas, with checked parameters.
@@ -86,10 +125,37 @@ impl ExtractionParameters {
     }
 }
 
+/// Reads extraction parameters from JSON; the order of names is kept. Errors name the parameter.
+///
+/// # Errors
+/// The text is no JSON object, or a value does not fit its parameter.
+pub fn read_extraction_parameters(parameters: &str) -> Result<ExtractionParameters> {
+    let mut deserializer = serde_json::Deserializer::from_str(parameters);
+    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        Error::invalid(match path.as_str() {
+            "." => format!("invalid parameters: {}", error.inner()),
+            path => format!("invalid parameter `{path}`: {}", error.inner()),
+        })
+    })
+}
+
+/// A schema in any form: an error is a valid outcome, and so is a schema without labels.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(value) = parsed(text) else { return };
+    for form in SchemaForm::value_variants() {
+        if let Ok(schema) = read(*form, &value) {
+            assert!(schema.labels() > 0, "a schema without labels");
+        }
+    }
+}
+
 impl Extractor {
     /// Extracts from texts what the schema describes.
-    pub async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<Extracted> {
-        self.pipeline.extract(texts, &self.options, deadline).await
+    pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<Extracted>> {
+        Box::pin(self.pipeline.extract(texts, &self.options, deadline))
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     classification::{ClassificationParameters, ZeroShotParameters},
     embedding::EmbeddingParameters,
     entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+    extraction::ExtractionParameters,
     ranking::RankingParameters,
     text_to_text::TextToTextParameters,
 };
@@ -34,8 +35,12 @@ impl JobOptions {
             None => value.to_owned(),
         };
         let flag = flag(&argument, &value);
-        let choices: Vec<_> =
-            argument.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+        let choices: Vec<_> = match name {
+            SCHEMA => vec!["a schema in JSON".to_owned()],
+            _ => {
+                argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect()
+            }
+        };
         if parser().arg(argument).try_get_matches_from([flag]).is_err() {
             return Some(Err(expected(&choices)));
         }
@@ -62,24 +67,38 @@ impl JobOptions {
         parameters.map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
     }
 
-    /// Whether an option has an effect on a model's task.
-    pub(crate) fn has_effect(name: &str, pipeline: &Pipeline) -> bool {
-        own(pipeline).iter().any(|argument| option_name(argument) == name)
+    /// Whether a schema says what is extracted, in place of labels.
+    pub(crate) fn has_schema(&self) -> bool {
+        self.0.contains_key(SCHEMA)
     }
 
-    /// The argument for an option that has no effect on a model's task.
+    /// Whether an option has an effect on a model's task, next to these options.
+    pub(crate) fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
+        own(pipeline, self.has_schema()).iter().any(|argument| option_name(argument) == name)
+    }
+
+    /// The argument for an option that has no effect on a model's task, or on the vectors that are requested.
     pub fn without_effect(&self, pipeline: &Pipeline) -> Option<String> {
         let other = all().into_iter().find(|argument| {
             let name = option_name(argument);
-            self.0.contains_key(name) && !Self::has_effect(name, pipeline)
+            self.0.contains_key(name) && !self.has_effect(name, pipeline)
         });
-        other.map(|argument| format!("--{}", argument.get_long().unwrap_or_default()))
+        let other = other.map(|argument| argument.get_long().unwrap_or_default().to_owned());
+        let unused = || {
+            let parameters = self.parameters::<EmbeddingParameters>().ok()?;
+            parameters.without_effect(pipeline.embedding()?).map(str::to_owned)
+        };
+        other.or_else(unused).map(|name| format!("--{name}"))
     }
 }
 
+/// The option with a schema.
+const SCHEMA: &str = "schema";
+
 /// The arguments of a model's task.
-fn own(pipeline: &Pipeline) -> Vec<Arg> {
+fn own(pipeline: &Pipeline, has_schema: bool) -> Vec<Arg> {
     match pipeline {
+        Pipeline::ZeroShotEntities(_) if has_schema => arguments::<ExtractionParameters>(),
         Pipeline::Embedding(_) => arguments::<EmbeddingParameters>(),
         Pipeline::Classification(_) => arguments::<ClassificationParameters>(),
         Pipeline::TokenClassification(_) => arguments::<TokenClassificationParameters>(),
@@ -101,6 +120,7 @@ fn all() -> Vec<Arg> {
         arguments::<RankingParameters>(),
         arguments::<TextToTextParameters>(),
         arguments::<EmbeddingParameters>(),
+        arguments::<ExtractionParameters>(),
     ];
     let mut all: Vec<Arg> = Vec::new();
     for argument in tasks.into_iter().flatten() {
@@ -131,12 +151,12 @@ fn flag(argument: &Arg, value: &str) -> String {
     format!("--{}={value}", argument.get_long().unwrap_or_default())
 }
 
-/// An option's values, as an error describes them.
+/// An option's values, as an error describes them; a number if there are none.
 fn expected(choices: &[String]) -> String {
     match choices {
         [] => "a number".to_owned(),
-        [only] => format!("`{only}`"),
-        [others @ .., last] => format!("{} or `{last}`", crate::error::quoted(others)),
+        [only] => only.clone(),
+        [others @ .., last] => format!("{} or {last}", others.join(", ")),
     }
 }
 

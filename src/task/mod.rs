@@ -2,6 +2,9 @@
 //!
 //! Parameters are read by serde from JSON and KServe parameters, and by clap from the command line, rules and object
 //! metadata. `prepare` checks them against a model; its result runs on texts any number of times.
+//!
+//! `run` returns a boxed future, like the library's other entrances for programs: the compiler generates an `async fn`'s
+//! code in each crate that awaits it, with the code of all functions that it awaits.
 
 pub mod classification;
 pub mod embedding;

@@ -5,6 +5,7 @@ use super::{
     classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
     embedding::{Embedder, EmbeddingParameters, TokenEmbedder},
     entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+    extraction::{ExtractionParameters, Extractor},
     ranking::{Ranker, RankingParameters},
     text_to_text::{TextGenerator, TextToTextParameters},
     tokens::{TokenParameters, TokenReader},
@@ -91,6 +92,18 @@ impl Model {
             Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
                 "expected no `labels` for `{}`, which has labels of its own, but found some; omit them",
+                self.name
+            ))),
+            _ => Err(self.is_not_for(Task::TokenClassification)),
+        }
+    }
+
+    /// Structures, relations, entities and labels by a schema, for the task `token-classification`.
+    pub fn extractor(&self, parameters: &ExtractionParameters) -> Result<Extractor> {
+        match &self.pipeline {
+            Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
+            Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
+                "expected a model that reads schemas for `schema`, but found `{}`, which has labels of its own",
                 self.name
             ))),
             _ => Err(self.is_not_for(Task::TokenClassification)),

@@ -1,6 +1,7 @@
 //! Ranking: a query and texts to relevance scores.
 
 use clap::Args;
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -63,12 +64,12 @@ impl RankingParameters {
 
 impl Ranker {
     /// Scores in text order.
-    pub async fn run(
+    pub fn run(
         &self,
         query: String,
         texts: Vec<String>,
         deadline: Deadline,
-    ) -> Result<(Vec<f32>, Usage)> {
-        self.pipeline.score(query, texts, self.options, deadline).await
+    ) -> BoxFuture<'_, Result<(Vec<f32>, Usage)>> {
+        Box::pin(self.pipeline.score(query, texts, self.options, deadline))
     }
 }

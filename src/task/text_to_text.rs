@@ -1,6 +1,7 @@
 //! Texts from texts: translations, summaries and others.
 
 use clap::Args;
+use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -69,12 +70,12 @@ pub struct TextGenerator {
 
 impl TextGenerator {
     /// Generates from texts.
-    pub async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<GeneratedTexts> {
-        self.pipeline.generate(texts, &self.options, deadline).await
+    pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<GeneratedTexts>> {
+        Box::pin(self.pipeline.generate(texts, &self.options, deadline))
     }
 
     /// Generates token ids from token ids.
-    pub async fn run_ids(&self, rows: Vec<Vec<u32>>, deadline: Deadline) -> Result<GeneratedIds> {
-        self.pipeline.generate_ids(rows, &self.options, deadline).await
+    pub fn run_ids(&self, rows: Vec<Vec<u32>>, deadline: Deadline) -> BoxFuture<'_, Result<GeneratedIds>> {
+        Box::pin(self.pipeline.generate_ids(rows, &self.options, deadline))
     }
 }

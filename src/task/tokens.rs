@@ -5,7 +5,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::embedding::RequestedPrompt;
+use super::embedding::{ChosenPrompt, RequestedPrompt};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
@@ -26,6 +26,8 @@ pub struct TokenParameters {
     pub prompt: Option<String>,
     /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
     pub instruction: Option<String>,
+    /// The task whose prompt is put before each text, in a model with tasks, unless another prompt is requested.
+    pub task: Option<String>,
     /// The source language, for translation models with a special token for it.
     pub src_lang: Option<String>,
     /// The target language, for translation models with a special token for it.
@@ -61,12 +63,16 @@ pub struct TokenReader {
 impl TokenParameters {
     /// Checks the prompt.
     pub(super) fn prepare(self, model: &Model) -> Result<TokenReader> {
-        let Self { prompt_name, prompt, instruction, .. } = &self;
+        let Self { prompt_name, prompt, instruction, task, .. } = &self;
         let prompt = match (model.pipeline.embedding(), prompt_name.as_deref()) {
             (Some(pipeline), name) => {
-                let requested =
-                    RequestedPrompt { name, prompt: prompt.as_deref(), instruction: instruction.as_deref() };
-                let (name, prompt) = requested.of(pipeline)?;
+                let requested = RequestedPrompt {
+                    name,
+                    prompt: prompt.as_deref(),
+                    instruction: instruction.as_deref(),
+                    task: task.as_deref(),
+                };
+                let ChosenPrompt { name, prompt, .. } = requested.choose(pipeline)?;
                 match prompt {
                     Some(prompt) => Some(prompt),
                     None => pipeline.prompt(name.as_deref())?.map(str::to_owned),
@@ -76,7 +82,7 @@ impl TokenParameters {
                 return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)));
             }
             (None, None) => {
-                let given = [("prompt", prompt), ("instruction", instruction)];
+                let given = [("prompt", prompt), ("instruction", instruction), ("task", task)];
                 if let Some((field, _)) = given.into_iter().find(|(_, given)| given.is_some()) {
                     return Err(Error::invalid(format!(
                         "expected an embedding model for `{field}`, but `{}` is for `{}`; leave it out",

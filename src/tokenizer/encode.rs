@@ -69,6 +69,8 @@ pub struct Encoding {
     pub unattended: usize,
     /// Leading tokens that pooling leaves out.
     pub unpooled: usize,
+    /// The number of the text's task, from 1 on, in models with task adapters; 0 for none.
+    pub task: u32,
 }
 
 impl Encoding {
@@ -98,7 +100,7 @@ impl Encoding {
 
     pub(super) fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
         let (ids, type_ids) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
-        Self { ids, type_ids, truncated_from, unattended: 0, unpooled: 0 }
+        Self { ids, type_ids, truncated_from, ..Self::default() }
     }
 
     /// Puts `ids` between the tokens `before` and `after`, truncated to at most `limit` tokens in total. Errors call
@@ -121,7 +123,7 @@ impl Encoding {
             }
         }
         let ids = [before, &ids, after].map(Vec::as_slice).concat();
-        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, unattended: 0, unpooled: 0 })
+        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, ..Self::default() })
     }
 
     /// Leaves out a token at the end, but for the first.
@@ -165,16 +167,21 @@ impl Tokenizer {
         let found = first.len() + second.len() + special_tokens;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
-            let too_long = || too_long("pair of texts", found, limit);
-            let side = truncation.side().ok_or_else(too_long)?;
+            let side = truncation.side().ok_or_else(|| too_long("pair of texts", found, limit))?;
             let strategy = match truncation {
                 Truncation::OnlyFirst => TruncationStrategy::OnlyFirst,
                 Truncation::Off | Truncation::At(_) => TruncationStrategy::LongestFirst,
             };
             let max_length = limit.saturating_sub(special_tokens);
             let parameters = TruncationParams { direction: side.into(), max_length, strategy, stride: 0 };
+            let of_second = second.len();
             let (cut_first, cut_second) =
-                truncate_encodings(first, Some(second), &parameters).map_err(|_| too_long())?;
+                truncate_encodings(first, Some(second), &parameters).map_err(|_| {
+                    Error::too_large(format!(
+                        "the pair's second text has {of_second} tokens, which leave no room for the first one; the \
+                         model takes at most {limit} in all, so shorten the second text"
+                    ))
+                })?;
             (first, second) = (cut_first, cut_second.unwrap_or_default());
             first.take_overflowing();
             second.take_overflowing();

@@ -244,7 +244,7 @@ fn window(
     ids.extend(after);
     type_ids.resize(ids.len(), 0);
     let spans = words.iter().map(|word| Some(word.span)).collect();
-    Window { encoding: Encoding { ids, type_ids, truncated_from, unattended: 0, unpooled: 0 }, spans }
+    Window { encoding: Encoding { ids, type_ids, truncated_from, ..Encoding::default() }, spans }
 }
 
 #[cfg(test)]

@@ -246,11 +246,14 @@ print(json.dumps([
     chunks.flatten().to_numpy().tobytes() == expected.tobytes(),
     embed(pa.nulls(2)).to_pylist(), len(embed(pa.array([], pa.string()))),
     str(int8.type), len(int8[0]), copy.model is embed.model,
+    str(Embedder(os.environ["BUNDLE"], {"precision": "int8"})(pa.nulls(2)).type),
+    Embedder(os.environ["BUNDLE"], {"prompt": "b "})(pa.array(["a"]))[0].as_py() == model.encode("a", prompt="b ").tolist(),
 ]))
 """)
         self.assertEqual(
             found,
-            ["list<item: float>", [False, True, True, False], True, True, [None, None], 0, "list<item: int8>", 32, True],
+            ["list<item: float>", [False, True, True, False], True, True, [None, None], 0, "list<item: int8>", 32, True,
+             "list<item: int8>", True],
         )
 
     def test_bad_input(self):

@@ -20,6 +20,7 @@ use kivu::{
         embedding::{DenseSettings, EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
         ranking::RankingPipeline,
+        similarity::Similarity,
     },
     repository::{
         Manifest,
@@ -69,6 +70,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             pooling: Pooling::Mean,
             normalize: true,
             dimensions: 2,
+            similarity: Similarity::Cosine,
         }),
         sparse: None,
         multi_vector: None,
@@ -76,6 +78,7 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         default_prompt,
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
         unpooled: None,
+        tasks: Vec::new(),
     };
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
@@ -258,6 +261,18 @@ async fn responses_report_usage_and_truncation() {
     assert!(headers["x-compute-tokens"].to_str().unwrap().parse::<usize>().unwrap() > 12);
     let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": ["cat", long] })).await;
     assert_eq!(openai["truncated"], json!([1]));
+    let tensor = json!([{ "name": "TEXT", "shape": [2], "datatype": "BYTES", "data": ["cat", long] }]);
+    for (path, body) in [
+        ("/v1/embeddings", json!({ "input": ["cat", long] })),
+        ("/v2/embed", json!({ "model": "tiny", "texts": ["cat", long], "input_type": "search_query" })),
+        ("/api/embed", json!({ "model": "tiny", "input": ["cat", long] })),
+        ("/v2/models/tiny/infer", json!({ "inputs": tensor })),
+        ("/vertex", json!({ "instances": [{ "inputs": "cat" }, { "inputs": ["cat", long] }] })),
+    ] {
+        let response = app().oneshot(post(path, body.to_string())).await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.headers()["x-truncated"], "1", "{path}");
+    }
     let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": "cat" })).await;
     assert_eq!(openai.get("truncated"), None);
     assert_eq!(ask("/embeddings", &json!({ "model": "tiny", "input": "cat" })).await.1, openai);
@@ -498,6 +513,20 @@ async fn options_count_wherever_they_are() {
     for path in ["/v1/rerank", "/v2/rerank"] {
         assert!(rerank(path, json!(["a"])).await.starts_with("422: expected no `prompt`, since"), "{path}");
     }
+    insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}], "parameters": {"truncate": false}}"#).await, @"422: expected no `parameters` beside `instances`, but found some; put them into each instance");
+    for path in ["/v1/embed", "/v2/embed"] {
+        let found = refusal(path, r#"{"texts": ["a"], "max_tokens": 11}"#).await;
+        let expected =
+            "422: expected `max_tokens` of at least 12, the model's limit, but found 11; leave it out";
+        assert_eq!(found, expected, "{path}");
+        assert_eq!(
+            ask(path, &json!({ "texts": ["a"], "max_tokens": 4096 })).await.0,
+            StatusCode::OK,
+            "{path}"
+        );
+    }
+    let of_documents = r#"{"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}"#;
+    insta::assert_snapshot!(refusal("/v2/rerank", of_documents).await, @"422: expected `max_tokens_per_doc` of at least 12, the model's limit, but found 3; leave it out");
     insta::assert_snapshot!(rerank("/v2/rerank", json!(["a", { "title": "b" }])).await, @"422: expected a text in `documents[1].text`, but found none");
 }
 
@@ -725,7 +754,12 @@ async fn kserve_describes_models() {
     insta::assert_snapshot!(get("/v2/models/tiny").await.1, @r#"{"inputs":[{"datatype":"INT64","name":"input_ids","shape":[-1,-1]},{"datatype":"INT64","name":"attention_mask","shape":[-1,-1]},{"datatype":"BYTES","name":"TEXT","shape":[-1,1]}],"name":"tiny","outputs":[{"datatype":"FP32","name":"embedding","shape":[-1,2]}],"platform":"kivu","versions":["1"]}"#);
     insta::assert_snapshot!(get("/v2/models/other/ready").await.1, @r#"{"error":"unknown model `other`; known models: `tiny`"}"#);
     insta::assert_snapshot!(get("/v2/models/tiny/versions/2").await.1, @r#"{"error":"expected version 1 of `tiny`, but found `2`"}"#);
-    assert_eq!(ask("/v2/repository/index", &json!({})).await.1[0]["state"], "READY");
+    for body in [json!({}), json!({ "ready": true })] {
+        assert_eq!(ask("/v2/repository/index", &body).await.1[0]["state"], "READY");
+    }
+    let refusal =
+        ask("/v2/repository/models/tiny/load", &json!({ "parameters": { "config": "{}" } })).await.1;
+    insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"expected no parameters, since bundles are immutable, but found `config`; leave it out");
 }
 
 #[tokio::test]

@@ -335,7 +335,7 @@ type Change = Box<dyn Fn(&mut Config, &mut Parameters)>;
 
 /// One change for every setting that identifies a job.
 fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
-    let other = bundles.join("other");
+    let (other, tasks) = (bundles.join("other"), bundles.join("tasks"));
     let set = |name: &'static str, change: fn(&mut Parameters)| -> (&'static str, Change) {
         (name, Box::new(move |_, parameters| change(parameters)))
     };
@@ -353,6 +353,13 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("dimensions", "8"),
         option("vector-type", "int8"),
         option("prompt", "query"),
+        (
+            "embedding-task",
+            Box::new(move |config, parameters| {
+                config.models = vec![tasks.clone().into()];
+                parameters.options.set("embedding-task", "separation").unwrap().unwrap();
+            }),
+        ),
         // Settings without effect on embeddings, or on this job.
         set("format", |it| it.format = Some(Format::JsonLines)),
         option("outputs", "dense"),
@@ -372,6 +379,10 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("target-language", "pt"),
         option("max-active-dims", "3"),
         option("words", "true"),
+        option("schema", "{}"),
+        option("schema-form", "extract_json"),
+        option("confidence", "true"),
+        option("spans", "true"),
     ]
 }
 
@@ -381,8 +392,13 @@ fn rows_of_two_settings_are_never_mixed() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let source = fixtures().join("models/tiny-bert");
-    for (name, precision) in [("bundle", Precision::Int8), ("other", Precision::Fp32)] {
+    let bundles = [
+        ("bundle", "tiny-bert", Precision::Int8),
+        ("other", "tiny-bert", Precision::Fp32),
+        ("tasks", "tiny-jina-v3", Precision::Int8),
+    ];
+    for (name, model, precision) in bundles {
+        let source = fixtures().join("models").join(model);
         let request = request_without_floor(Task::FeatureExtraction, &source, at(name), Some(precision));
         build_request(&request, runtime).unwrap();
     }

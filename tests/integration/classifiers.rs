@@ -118,6 +118,11 @@ async fn bert_with_pooler() {
 }
 
 #[tokio::test]
+async fn jina_reranker_with_a_position_table() {
+    compare("tiny-jina-rank").await;
+}
+
+#[tokio::test]
 async fn roberta_for_inference() {
     compare("tiny-roberta-nli").await;
 }
@@ -177,6 +182,11 @@ async fn deberta_with_embeddings_of_another_width() {
     let changed = safetensors::serialize(views, None).unwrap();
     fs::write(folder.path().join("model.safetensors"), changed).unwrap();
     compare_with("tiny-deberta-nli", folder.path().to_owned()).await;
+}
+
+#[tokio::test]
+async fn deberta_v1_with_the_files_of_the_slow_tokenizer() {
+    compare("tiny-deberta-cls").await;
 }
 
 #[tokio::test]
@@ -581,6 +591,43 @@ async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
     let request = Request::post(path).header("content-type", "application/json");
     let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
     assert_eq!(response.status(), 413);
+}
+
+/// Some models read a text once per label; the texts that are truncated have their own positions.
+#[tokio::test]
+async fn texts_for_requested_labels_are_truncated_or_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-roberta-nli", "tiny-bert", "tiny-gliclass"] {
+        let model = open_for(Task::ZeroShotClassification, name, folder.path(), runtime).unwrap();
+        let app = router(App::new(vec![model], Limits::default()));
+        let ask = async |truncate: bool| {
+            let parameters = json!({ "candidate_labels": ["a", "b"], "truncate": truncate });
+            let body = json!({ "inputs": ["hi", "word ".repeat(500), "ho"], "parameters": parameters });
+            let request = Request::post("/").header("content-type", "application/json");
+            let response =
+                app.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+            let truncated =
+                response.headers().get("x-truncated").map(|value| value.to_str().unwrap().to_owned());
+            let (status, body) =
+                (response.status(), response.into_body().collect().await.unwrap().to_bytes());
+            (status, truncated, serde_json::from_slice::<Value>(&body).unwrap())
+        };
+        let (status, truncated, _) = ask(true).await;
+        assert_eq!((status.as_u16(), truncated.as_deref()), (200, Some("1")), "{name}");
+        let (status, _, body) = ask(false).await;
+        assert_eq!(status, 413, "{name}");
+        assert!(body["error"].as_str().unwrap().starts_with("text 1: "), "{name}: {body}");
+        if name == "tiny-roberta-nli" {
+            let parameters = json!({ "candidate_labels": ["word ".repeat(500)] });
+            let body = json!({ "inputs": "hi", "parameters": parameters }).to_string();
+            let request = Request::post("/").header("content-type", "application/json");
+            let response = app.clone().oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body = String::from_utf8_lossy(&body);
+            assert!(body.contains("tokens, which leave no room for the first one"), "{body}");
+        }
+    }
 }
 
 #[test]

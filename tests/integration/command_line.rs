@@ -312,10 +312,17 @@ fn run_prints_the_results_of_batch() {
     assert_eq!([&lines[0], &lines[2]], [&expected[0], &expected[1]]);
     assert_eq!(lines[1], serde_json::json!({ "error": "expected a text, but found an empty one" }));
     assert!(run(&[bundle], "").stdout.is_empty());
-    let refused = run(&[bundle, "a text", "--labels", "a,b"], "");
-    assert_eq!(refused.status.code(), Some(1));
-    let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(error.contains("but found `--labels`, which has no effect on it"), "{error}");
+    let refuses = |bundle: &str, options: &[&str], option: &str| {
+        let refused = run(&[&[bundle, "a text"][..], options].concat(), "");
+        assert_eq!(refused.status.code(), Some(1), "{options:?}");
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(error.contains(&format!("but found `{option}`, which has no effect on it")), "{error}");
+    };
+    refuses(bundle, &["--labels", "a,b"], "--labels");
+    // The model has dense vectors only.
+    let Some(embedder) = built("tiny-bert", folder.path()) else { return };
+    refuses(embedder.to_str().unwrap(), &["--words"], "--words");
+    refuses(embedder.to_str().unwrap(), &["--max-active-dims", "3"], "--max-active-dims");
 }
 
 /// A bundle is served as it was built, so that other options would have no effect.
@@ -408,6 +415,8 @@ fn init_writes_all_documented_keys_with_their_defaults() {
     assert_eq!(again.status.code(), Some(1));
     assert!(String::from_utf8(again.stderr).unwrap().contains("expected no file at"));
     assert_eq!(fs::read_to_string(&path).unwrap(), template);
+    let printed = kivu(&["init", "--out", "-"]);
+    assert_eq!(String::from_utf8(printed.stdout).unwrap(), template);
     let configuration = Config::load(Some(&path), &BTreeMap::new()).unwrap();
     fs::write(&path, "").unwrap();
     let default = Config::load(Some(&path), &BTreeMap::new()).unwrap();

@@ -133,7 +133,6 @@ fn uses(line: &str, name: &str) -> bool {
 /// Files that may open files without `regular_file`: for writing, in `/proc`, or as streams.
 const OPENERS: &[&str] = &[
     "src/api/files/local.rs",
-    "src/backend/processor.rs",
     // Only tests.
     "src/batch/corruption.rs",
     "src/batch/input.rs",

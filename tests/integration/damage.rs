@@ -38,6 +38,7 @@ fn embedded(model: &Model) -> kivu::Result<Vec<Vec<f32>>> {
         normalize: None,
         prompt_name: None,
         prompt: None,
+        task: None,
         dimensions: None,
         max_values: usize::MAX,
     };

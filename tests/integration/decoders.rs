@@ -7,8 +7,8 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Task,
-        pooling::cosine,
         ranking::{RankingOptions, RankingPipeline},
+        similarity::cosine,
     },
     repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},

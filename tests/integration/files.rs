@@ -266,6 +266,7 @@ fn weights_that_were_written_to_give_no_vectors() {
                 normalize: None,
                 prompt_name: None,
                 prompt: None,
+                task: None,
                 dimensions: None,
                 max_values: usize::MAX,
             };

@@ -1,9 +1,10 @@
 //! The same entities and label scores as the package `gliner2`, on tiny models.
 
-use std::{fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Deadline, Engine},
+    batch::{Job, Parameters, RowWork, TextPredictor},
     model::{Model, Pipeline},
     pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
     repository::manifest::{Precision, Quality},
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    batch::{finished, job},
     models::{
         build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime, serve,
     },
@@ -25,6 +27,9 @@ const TOLERANCE: f32 = 3e-5;
 const CLEAR: f64 = 0.7311;
 /// Attention among labels, two layers on state and label, and experts.
 const MODELS: [&str; 3] = ["tiny-gliner2", "tiny-gliner2-lstm", "tiny-gliner2-moe"];
+
+/// A model whose scores are not near the threshold.
+const TRAINED: &str = "tiny-gliner2-trained";
 
 /// A call to `extract_entities`, its ids and its result, without the full stop that the package adds to texts.
 #[derive(Debug, Deserialize)]
@@ -157,7 +162,7 @@ async fn label_scores_are_those_of_the_package() {
                 assert_eq!(&found.ids, ids, "{inputs:?}");
             }
             let found = own
-                .logits(std::slice::from_ref(inputs), labels, prompt, deadline)
+                .logits(std::slice::from_ref(inputs), labels, prompt, Truncation::At(Side::Right), deadline)
                 .await
                 .unwrap()
                 .rows
@@ -252,6 +257,57 @@ async fn extractions_are_those_of_the_package() {
         assert!(calls.len() >= 40 && values >= 50, "{name} has {values} values in {} calls", calls.len());
         assert!(failures.is_empty(), "{name}, {} failures:\n{}", failures.len(), failures.join("\n"));
     }
+}
+
+/// Jobs and programs return what the route returns.
+#[tokio::test]
+async fn jobs_extract_the_same() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = open_for(Task::TokenClassification, MODELS[0], folder.path(), runtime).unwrap();
+    let calls: Vec<Extracted> = golden_entries(&format!("{}-extraction", MODELS[0]));
+    let input = folder.path().join("texts.jsonl");
+    let mut compared = 0;
+    for call in calls.iter().filter(|call| !call.text.is_empty()) {
+        let mut options: BTreeMap<String, String> = [("schema".to_owned(), call.schema.clone())].into();
+        let names = [("task", "schema-form"), ("threshold", "threshold")];
+        let flags = [("include_confidence", "confidence"), ("include_spans", "spans")];
+        for (parameter, option) in names.into_iter().chain(flags) {
+            let value = &call.parameters[parameter];
+            if !value.is_null() {
+                let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                options.insert(option.to_owned(), value);
+            }
+        }
+        fs::write(&input, json!({ "text": call.text }).to_string() + "\n").unwrap();
+        let output = folder.path().join(format!("{compared}.jsonl"));
+        let work = RowWork::Model(Box::new(model.clone()), Box::new(Parameters::of(&options).unwrap()));
+        let (input, out) = (input.clone(), output.clone());
+        tokio::task::spawn_blocking(move || finished(Job { work, ..job(&input, &out) })).await.unwrap();
+        let line: Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
+        let (_, answer) = extract(&model, call).await;
+        assert_eq!(line["extracted"], answer["result"], "{call:?}");
+        compared += 1;
+    }
+    assert!(compared >= 40, "{compared}");
+    let refused = |options: &[(&str, &str)]| {
+        let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let parameters = Parameters::of(&options.collect())?;
+        TextPredictor::new(&model, &parameters).map(drop)
+    };
+    let refusals = [
+        refused(&[("schema", "{")]),
+        refused(&[("schema", "{\"entities\": [\"a\"]}"), ("labels", "a")]),
+        refused(&[("schema", "{\"entities\": []}")]),
+        refused(&[("schema", "{}"), ("schema-form", "tuples")]),
+    ];
+    let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+    insta::assert_snapshot!(refusals, @r"
+    expected a schema in JSON in the metadata `kivu-schema`, but found `{`
+    expected `labels` or `schema`, but found both; omit one of them
+    expected entries in `schema.entities`, but found none
+    expected `schema`, `extract_entities`, `extract_json` or `classify_text` in the metadata `kivu-schema-form`, but found `tuples`
+    ");
 }
 
 /// The native engine has the same structures, apart from values near the threshold.
@@ -404,7 +460,13 @@ async fn quantized_models_have_clear_entities_and_labels() {
         let (mut clear, mut kept) = (0, 0);
         for case in golden_entries::<Scored>("tiny-gliner2-labels") {
             let texts = [case.inputs];
-            let found = labels(&model).logits(&texts, &case.labels, &case.prompt, deadline);
+            let found = labels(&model).logits(
+                &texts,
+                &case.labels,
+                &case.prompt,
+                Truncation::At(Side::Right),
+                deadline,
+            );
             let found = found.await.unwrap().rows.remove(0);
             for (found, expected) in found.iter().zip(&case.logits).filter(|(_, logit)| logit.abs() > 1.0) {
                 clear += 1;
@@ -412,6 +474,39 @@ async fn quantized_models_have_clear_entities_and_labels() {
             }
         }
         assert!(kept as f32 / clear as f32 >= 0.95, "{precision}: {kept} of {clear} decisions");
+    }
+}
+
+/// A trained model's scores are far from the threshold, unlike a random one's: both quantized forms keep its entities.
+#[tokio::test]
+async fn a_trained_model_keeps_its_entities_in_int8() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let calls: Vec<Found> = golden_entries(TRAINED);
+    let exact = open_for(Task::TokenClassification, TRAINED, folder.path(), runtime).unwrap();
+    for call in &calls {
+        let answer = ask_for_entities(&exact, call).await;
+        assert!(are_equal(&answer, &expected(call)), "{call:?}: {answer}");
+    }
+    let source = fixtures().join("models").join(TRAINED);
+    for precision in [Precision::Int8, Precision::Int8Blocks] {
+        let out = folder.path().join(precision.to_string());
+        let loose = request_without_floor(Task::TokenClassification, &source, out.clone(), Some(precision));
+        let bundle = build(&loose, &|| Ok(runtime), &()).unwrap().bundle;
+        assert_eq!(bundle.manifest().engine, Engine::Native);
+        let model = serve(&out).unwrap();
+        let place =
+            |entity: &Value| format!("{}", json!([entity["start"], entity["end"], entity["entity_group"]]));
+        let (mut all, mut common) = (0, 0);
+        for call in &calls {
+            let places =
+                |entities: &Value| entities.as_array().unwrap().iter().map(place).collect::<Vec<_>>();
+            let (found, expected) = (places(&ask_for_entities(&model, call).await), places(&expected(call)));
+            all += found.len() + expected.len();
+            common += found.iter().filter(|place| expected.contains(place)).count();
+        }
+        let share = 2.0 * common as f32 / all as f32;
+        assert!(all > 300 && share >= 0.99, "{precision}: {common} of {all} / 2 entities");
     }
 }
 

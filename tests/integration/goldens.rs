@@ -8,7 +8,7 @@ use kivu::{
     pipeline::{
         Input, Task,
         embedding::{EmbeddingOptions, EmbeddingPipeline},
-        pooling::cosine,
+        similarity::cosine,
     },
     repository::manifest::Precision,
     tensor::Tensor,
@@ -68,6 +68,7 @@ pub(crate) fn options() -> EmbeddingOptions {
         normalize: None,
         prompt_name: None,
         prompt: None,
+        task: None,
         dimensions: None,
         max_values: usize::MAX,
     }
@@ -226,6 +227,11 @@ async fn data2vec() {
 }
 
 #[tokio::test]
+async fn deberta_v1_with_positions_and_types() {
+    tiny("tiny-deberta").await;
+}
+
+#[tokio::test]
 async fn megatron_bert() {
     tiny("tiny-megatron").await;
 }
@@ -241,6 +247,11 @@ async fn nomic_bert_with_dynamic_scaling() {
 }
 
 #[tokio::test]
+async fn nomic_bert_with_experts() {
+    tiny("tiny-nomic-moe").await;
+}
+
+#[tokio::test]
 async fn gte_with_scaling_and_without_types() {
     tiny("tiny-gte").await;
 }
@@ -253,6 +264,11 @@ async fn gte_with_one_type() {
 #[tokio::test]
 async fn jina_bert_with_six_heads() {
     tiny("tiny-jina").await;
+}
+
+#[tokio::test]
+async fn jina_v3_with_and_without_tasks() {
+    tiny("tiny-jina-v3").await;
 }
 
 #[tokio::test]

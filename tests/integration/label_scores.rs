@@ -7,6 +7,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
     repository::{Bundle, manifest::Precision, manifest::Quality},
+    tokenizer::{Side, Truncation},
 };
 use kivu_compiler::build;
 use serde::Deserialize;
@@ -42,7 +43,12 @@ fn pipeline(model: &Model) -> &LabelScoresPipeline {
 
 async fn logits(model: &Model, text: &str, labels: &[String], prompt: &str) -> Vec<f32> {
     let deadline = Deadline::within(Duration::from_secs(60));
-    pipeline(model).logits(&[text.to_owned()], labels, prompt, deadline).await.unwrap().rows.remove(0)
+    pipeline(model)
+        .logits(&[text.to_owned()], labels, prompt, Truncation::At(Side::Right), deadline)
+        .await
+        .unwrap()
+        .rows
+        .remove(0)
 }
 
 /// Labels and scores as the server returns them.

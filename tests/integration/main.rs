@@ -69,6 +69,7 @@ mod serving;
 mod skips;
 mod static_embeddings;
 mod t5_encoders;
+mod task_adapters;
 mod telemetry;
 mod text_to_text;
 mod token_classifiers;

@@ -7,8 +7,11 @@ use kivu::{
     backend::{Backend, Deadline, Engine},
     model::Pipeline,
     pipeline::{
-        Input, Task, embedding::EmbeddingOptions, pooling::cosine, ranking::RankingPipeline,
+        Input, Task,
+        embedding::EmbeddingOptions,
+        ranking::{RankingOptions, RankingPipeline},
         scores::ScoreFunction,
+        similarity::cosine,
     },
     repository::{Bundle, manifest::Precision},
     task::{Scope, classification::ClassificationParameters},
@@ -215,6 +218,57 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// By the similarity that the model's files name, with scores without bounds unless it is the cosine.
+#[tokio::test]
+async fn rankings_compare_vectors_as_the_model_declares() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("model");
+    source("mean-sqrt-len", &from);
+    let settings = from.join("config_sentence_transformers.json");
+    let texts = ["the cat", "dogs, and birds", "hello"].map(str::to_owned);
+    let mut named = "cosine";
+    for name in ["cosine", "dot", "euclidean", "manhattan"] {
+        edit(&settings, &format!("\"{named}\""), &format!("\"{name}\""));
+        named = name;
+        let out = folder.path().join(name);
+        let request = request_without_floor(Task::TextRanking, &from, out, Some(Precision::Fp32));
+        let model = serve(&build_request(&request, runtime).unwrap().path("")).unwrap();
+        let Pipeline::Ranking(ranking) = &model.pipeline else { panic!("{:?}", model.pipeline) };
+        let RankingPipeline::Embedding(vectors) = ranking else { panic!("{ranking:?}") };
+        let embed = async |texts: &[String], role: &str| {
+            let options = EmbeddingOptions { prompt_name: Some(role.to_owned()), ..options() };
+            let texts = texts.iter().cloned().map(Input::Text).collect();
+            vectors.embed(texts, &options, deadline()).await.unwrap().vectors
+        };
+        let query = &embed(&["a cat".to_owned()], "query").await[0];
+        let expected = embed(&texts, "document").await.into_iter().map(|text| {
+            let pairs = || query.iter().zip(&text).map(|(left, right)| (f64::from(*left), f64::from(*right)));
+            let sum =
+                |of: &dyn Fn(f64, f64) -> f64| pairs().map(|(left, right)| of(left, right)).sum::<f64>();
+            let [dot, left, right] = [sum(&|l, r| l * r), sum(&|l, _| l * l), sum(&|_, r| r * r)];
+            match name {
+                "dot" => dot,
+                "euclidean" => -sum(&|l, r| (l - r).powi(2)).sqrt(),
+                "manhattan" => -sum(&|l, r| (l - r).abs()),
+                _ => dot / (left * right).sqrt(),
+            }
+        });
+        let options = RankingOptions { truncation: options().truncation, raw_scores: false };
+        let (found, _) =
+            ranking.score("a cat".to_owned(), texts.to_vec(), options, deadline()).await.unwrap();
+        for (found, expected) in found.into_iter().zip(expected) {
+            let difference = (f64::from(found) - expected).abs();
+            assert!(difference < 1e-5 * expected.abs().max(1.0), "{name}: {found} instead of {expected}");
+        }
+    }
+    edit(&settings, "\"manhattan\"", "\"angular\"");
+    let out = folder.path().join("other");
+    let request = request_without_floor(Task::TextRanking, &from, out, Some(Precision::Fp32));
+    let error = format!("{:#}", build_request(&request, runtime).unwrap_err());
+    assert!(error.contains("`similarity_fn_name` in `config_sentence_transformers.json`"), "{error}");
+}
+
 /// Pooling leaves out the tokens of a prompt, in batches of texts with different lengths; token ids have no prompt.
 #[tokio::test]
 async fn prompts_are_not_pooled_in_batches() {
@@ -350,7 +404,7 @@ fn unusable_modules_are_refused_by_name() {
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `WordWeights`
     expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `include_prompt` true; use `--allow include_prompt` to build the model as if the key were missing, if you know that it has no effect on results
-    expected modules in the model's folder, but found `../1_Pooling`
+    expected modules in the model's folder, and not in hidden ones, but found `../1_Pooling`
     expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `embedding_dimension` 32; use `--allow embedding_dimension` to build the model as if the key were missing, if you know that it has no effect on results
     expected a model in `[folder]/model/0_Transformer` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`
     expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64

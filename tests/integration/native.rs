@@ -1,6 +1,7 @@
 //! The native engine: the backend contract, ONNX Runtime's results, and the same bits whatever else is in the run.
 
 use std::{
+    collections::BTreeMap,
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
@@ -17,7 +18,7 @@ use kivu::{
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     onnx_proto::{GraphProto, ModelProto},
-    pipeline::{Task, pooling::cosine},
+    pipeline::{Task, similarity::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };
@@ -82,6 +83,7 @@ fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
         let value = |row: usize, column: usize| match name {
             "input_ids" => 5 + (row * 31 + column * 7) as i64 % 40,
             "attention_mask" => i64::from(column < lengths[row]),
+            "task_ids" => (row as i64 + 2) % 5,
             _ => 0,
         };
         let values = (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
@@ -114,11 +116,16 @@ const MODELS: [&str; 8] = [
 ];
 
 /// Fixtures for families in which positions affect attention, or feed-forward layers are gated.
-const OTHER_MODELS: [&str; 9] = [
+const OTHER_MODELS: [&str; 14] = [
     "tiny-mpnet",
     "tiny-nomic",
+    "tiny-nomic-moe",
+    "tiny-nomic-moe in blocks",
     "tiny-gte",
+    "tiny-gte-types",
     "tiny-jina",
+    "tiny-jina-v3",
+    "tiny-jina-v3-hf",
     "tiny-modernbert",
     "tiny-modernbert-cls",
     "tiny-modernbert-rank",
@@ -172,8 +179,11 @@ const DECODERS: [&str; 11] = [
     "tiny-gemma2 in blocks",
 ];
 
-/// The same for DeBERTa: both versions, all heads, with a convolution, and weights in blocks.
-const DEBERTAS: [&str; 5] = [
+/// The same for DeBERTa: all versions and heads, with a convolution, and weights in blocks.
+const DEBERTAS: [&str; 8] = [
+    "tiny-deberta",
+    "tiny-deberta-cls",
+    "tiny-deberta-cls in blocks",
     "tiny-deberta-nli",
     "tiny-deberta-v2",
     "tiny-deberta-ner",
@@ -411,7 +421,9 @@ fn wider_bert(folder: &Path) -> PathBuf {
     let file = fs::read(source.join("model.safetensors")).unwrap();
     let mut random = fastrand::Rng::with_seed(3);
     let tensors = SafeTensors::deserialize(&file).unwrap();
-    let tensors = tensors.iter().map(|(name, tensor)| {
+    // By name: the file's own order changes from run to run, and the numbers with it.
+    let tensors: BTreeMap<_, _> = tensors.iter().collect();
+    let tensors = tensors.into_iter().map(|(name, tensor)| {
         let is_table = name.contains("embeddings.") && tensor.shape().len() == 2;
         let wider = |(axis, side): (usize, &usize)| if is_table && axis == 0 { *side } else { 4 * side };
         let shape: Vec<usize> = tensor.shape().iter().enumerate().map(wider).collect();

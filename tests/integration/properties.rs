@@ -15,6 +15,7 @@ use kivu::{
         Input,
         embedding::{DenseSettings, EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings},
         pooling::Pooling,
+        similarity::Similarity,
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::{Side, Tokenizer, Truncation},
@@ -59,19 +60,14 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
     normalize: None,
     prompt_name: None,
     prompt: None,
+    task: None,
     dimensions: None,
     max_values: usize::MAX,
 };
 
 /// A model that returns the sum and count of a text's ids, without padding.
 fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
-    let signature = Signature {
-        inputs: ["input_ids", "attention_mask"]
-            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
-            .into(),
-        outputs: vec![TensorSpec::new("sentence_embedding", ElementType::Fp32, [-1, 2])],
-    };
-    let backend = ScriptedBackend::new(signature, |inputs| {
+    let backend = ScriptedBackend::new(signature(), |inputs| {
         let (Elements::Int64(ids), Elements::Int64(mask)) = (inputs[0].elements(), inputs[1].elements())
         else {
             unreachable!("the signature says INT64")
@@ -85,17 +81,31 @@ fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
         Ok(vec![Tensor::new(vec![inputs[0].shape()[0], 2], Elements::Fp32(rows.collect()))?])
     });
     let number = |number| NonZeroUsize::new(number).unwrap();
-    let backend: Arc<dyn Backend> = Arc::new(backend.with_schedule(Schedule {
+    embedder(backend.with_schedule(Schedule {
         max_batch_size: number(rows),
         concurrency: number(concurrency),
         min_call_tokens: tokens,
-    }));
+    }))
+}
+
+fn signature() -> Signature {
+    Signature {
+        inputs: ["input_ids", "attention_mask"]
+            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+            .into(),
+        outputs: vec![TensorSpec::new("sentence_embedding", ElementType::Fp32, [-1, 2])],
+    }
+}
+
+fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
+    let backend: Arc<dyn Backend> = Arc::new(backend);
     let settings = EmbeddingSettings {
         dense: Some(DenseSettings {
             output: "sentence_embedding".into(),
             pooling: Pooling::Mean,
             normalize: false,
             dimensions: 2,
+            similarity: Similarity::Cosine,
         }),
         sparse: None,
         multi_vector: None,
@@ -103,6 +113,7 @@ fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
         default_prompt: None,
         prompts: [].into(),
         unpooled: None,
+        tasks: Vec::new(),
     };
     EmbeddingPipeline::new(tokenizer("tiny-bert"), backend, settings).unwrap()
 }
@@ -110,6 +121,23 @@ fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
 fn embed(pipeline: &EmbeddingPipeline, texts: &[String]) -> Vec<Vec<f32>> {
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     wait(pipeline.embed(inputs, &OPTIONS, deadline())).unwrap().vectors
+}
+
+/// A row too many may mean that the output belongs to another request.
+#[test]
+fn outputs_have_a_row_for_each_text() {
+    for (rows, is_right) in [(1, true), (2, false), (3, false)] {
+        let pipeline = embedder(ScriptedBackend::new(signature(), move |_| {
+            Ok(vec![Tensor::new(vec![rows, 2], Elements::Fp32(vec![1.0; 2 * rows]))?])
+        }));
+        match wait(pipeline.embed(vec![Input::Text("cat".to_owned())], &OPTIONS, deadline())) {
+            Ok(_) => assert!(is_right, "{rows}"),
+            Err(error) => assert_eq!(
+                error.to_string(),
+                format!("expected values in `sentence_embedding`, but found shape [{rows}, 2] for 1 texts")
+            ),
+        }
+    }
 }
 
 proptest! {

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use kivu::repository::manifest::Precision;
+use kivu::{pipeline::Task, repository::manifest::Precision};
 
 use crate::{
     live::{all_bundles, compiled, root, succeed, tool},
@@ -26,16 +26,22 @@ pub(crate) fn package(folder: &Path) {
     fs::copy(compiled("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
 }
 
-/// Bundles for every task, with `prompts`, a model with prompts for queries and documents, and `rank-cross`, a CrossEncoder.
+/// Bundles for every task, with `prompts`, a model with prompts for queries and documents, `rank-cross`, a CrossEncoder,
+/// `tasks`, a model with adapters for tasks, and `extract`, a model that reads schemas.
 pub(crate) fn bundles() -> tempfile::TempDir {
     let folder = all_bundles();
     let runtime = runtime().expect("`make test` installs ONNX Runtime");
-    for (name, fixture) in
-        [("vectors-static", "tiny-static"), ("prompts", "tiny-bert"), ("rank-cross", "tiny-bert-rank")]
-    {
+    for (name, fixture) in [
+        ("vectors-static", "tiny-static"),
+        ("prompts", "tiny-bert"),
+        ("rank-cross", "tiny-bert-rank"),
+        ("tasks", "tiny-jina-v3"),
+        ("extract", "tiny-gliner2"),
+    ] {
         let source = fixtures().join("models").join(fixture);
         let mut request = request(source, folder.path().join(name), Some(Precision::Fp32));
         request.name = Some(name.into());
+        request.task = (name == "extract").then_some(Task::TokenClassification);
         build_request(&request, runtime).unwrap();
     }
     folder

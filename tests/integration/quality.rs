@@ -229,6 +229,13 @@ fn vectors_in_files_are_compared_like_bundles() {
     expected `--texts` with the texts of the vectors in `[home]/vectors.npy`, but found none
     hint: name the file that has them in the same order
     ");
+    let mut swapped = texts.clone();
+    swapped.swap(2, 3);
+    let swapped = home.write("swapped.txt", &swapped.join("\n"));
+    insta::assert_snapshot!(home.refusal(&int8, &[("--against", &lines), ("--texts", &swapped)]), @r"
+    expected the texts of `--texts` in `[home]/vectors.jsonl`, but found another one in row 3
+    hint: leave out `--texts`, or the column with the texts
+    ");
     let fewer = home.write("fewer.txt", &texts[..30].join("\n"));
     insta::assert_snapshot!(home.refusal(&int8, &[("--against", &npy), ("--texts", &fewer)]), @"expected 30 vectors in `[home]/vectors.npy`, one per text, but found 40");
     let narrow = texts

@@ -12,8 +12,8 @@ use kivu::{
     model::Model,
     pipeline::{
         embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind},
-        pooling::cosine,
         ranking::{RankingOptions, RankingPipeline},
+        similarity::cosine,
     },
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},
@@ -276,13 +276,19 @@ async fn compare_multi_vectors(name: &str, model: &Model, cases: &[MultiVector],
 async fn multi_vectors_are_those_of_pylate_and_sentence_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let goldens = [goldens::<MultiVector>("colbert"), goldens("multi_vector_encoder")];
+    let goldens = ["colbert", "multi_vector_encoder", "jina_colbert"].map(goldens::<MultiVector>);
     for (name, cases) in goldens.iter().flatten() {
         let model = build(name, Precision::Fp32, folder.path(), runtime);
         compare_multi_vectors(name, &model, cases, TOLERANCE).await;
         let quantized = build_above_floor(name, "", folder.path(), runtime).unwrap();
         compare_multi_vectors(name, &quantized, cases, 0.1).await;
     }
+    // Stanford's settings for training name the projection's width.
+    let source = folder.path().join("wider");
+    copy(&fixtures().join("models/tiny-jina-colbert"), &source);
+    edit(&source.join("artifact.metadata"), "\"dim\": 16", "\"dim\": 128");
+    let refused = build_request(&request(source, folder.path().join("wide"), None), runtime).unwrap_err();
+    insta::assert_snapshot!(refused, @"expected `dim` 16 in `artifact.metadata`, the rows of `linear.weight`, but found 128");
     let name = "tiny-colbert-stanford";
     let refused =
         build_above_floor(name, "score_difference = 1e-6", folder.path(), runtime).unwrap_err().chain();

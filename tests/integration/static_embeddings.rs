@@ -11,7 +11,7 @@ use kivu::{
     },
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
-    pipeline::pooling::cosine,
+    pipeline::similarity::cosine,
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Tensor},
 };

@@ -381,6 +381,8 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
         refused.starts_with("422 unknown field `parameters.generate_parameters.beams`; known fields: "),
         "{refused}"
     );
+    let unknown = json!({"inputs": text, "parameters": {"num_beams": 2, "num_beam_groups": 2}});
+    insta::assert_snapshot!(refusal("tiny-t5", &unknown).await, @"422 expected a supported option of the task or of `generate`, but found `parameters.num_beam_groups`; leave it out");
     let cut = json!({"inputs": text.repeat(20), "parameters": {"truncation": "only_first"}});
     assert_eq!(ask(&app, "/models/tiny-bart", &cut).await.0, StatusCode::OK);
 }

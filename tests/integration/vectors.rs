@@ -405,9 +405,15 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
     };
     let models = open(&[("text-embedding-3-small", "e5")]).unwrap();
     assert_eq!(models[0].manifest.aliases, ["small", "text-embedding-3-small"]);
-    let refused = |aliases| open(aliases).unwrap_err().to_string();
+    let refused = |aliases: &[(&str, &str)]| open(aliases).unwrap_err().to_string();
     insta::assert_snapshot!(refused(&[("large", "e6")]), @"expected `aliases.large` to be the name of a served model, `e5`, but found `e6`");
     insta::assert_snapshot!(refused(&[("small", "e5")]), @"expected different aliases and names, but found `small` twice; change `aliases` in `kivu.toml` or in the recipe");
+    for name in ["", "e5:query", "small:x"] {
+        let expected = format!(
+            "expected names and aliases other than \"\" and another name with a colon, but found `{name}`; change it in `kivu.toml` or in the recipe"
+        );
+        assert_eq!(refused(&[(name, "e5")]), expected);
+    }
     insta::assert_snapshot!(refused(&[("e5", "e5")]), @"expected different aliases and names, but found `e5` twice; change `aliases` in `kivu.toml` or in the recipe");
 
     fs::write(&recipe, text.replace("default = 'query'", "default = 'question'")).unwrap();

@@ -8,8 +8,10 @@ use std::{
     process::{Command, Stdio},
 };
 
+use bytes::Bytes;
 use kivu::{
     Deadline, Model,
+    model::IncomingModel,
     pipeline::Task,
     repository::{
         bundle::{MANIFEST, loaded_files},
@@ -35,11 +37,7 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
         let bundle = build_request(&request, runtime).unwrap();
         let read = |name: &str| fs::read(out.join(name)).unwrap();
         let files = loaded_files(bundle.manifest()).map(|file| (file.name.clone(), read(&file.name).into()));
-        (
-            out.clone(),
-            fs::read_to_string(out.join(MANIFEST)).unwrap(),
-            files.collect::<BTreeMap<_, bytes::Bytes>>(),
-        )
+        (out.clone(), fs::read_to_string(out.join(MANIFEST)).unwrap(), files.collect::<BTreeMap<_, Bytes>>())
     };
     for name in ["tiny-static", "tiny-bert"] {
         let (out, manifest, files) = build(name, Precision::Int8);
@@ -49,12 +47,22 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
             embedder.run(texts, Deadline::none()).await.unwrap().vectors
         };
         let opened = Model::from_memory(&manifest, files.clone()).unwrap();
-        assert_eq!(vectors(opened).await, vectors(serve(&out).unwrap()).await, "{name}");
+        let expected = vectors(serve(&out).unwrap()).await;
+        assert_eq!(vectors(opened).await, expected, "{name}");
+        assert_eq!(vectors(arrived(&manifest, &files).unwrap()).await, expected, "{name}");
         for (file, contents) in &files {
             let refused = |files| Model::from_memory(&manifest, files).unwrap_err().to_string();
             let mut cut = files.clone();
             cut.insert(file.clone(), contents.slice(1..));
+            assert!(
+                arrived(&manifest, &cut).unwrap_err().to_string().contains("the bundle is damaged"),
+                "{file}"
+            );
             assert!(refused(cut).contains("the bundle is damaged"), "{file}");
+            let mut long = files.clone();
+            long.insert(file.clone(), [contents, &b"!"[..]].concat().into());
+            let found = format!("bytes, but found {}; the bundle is damaged", contents.len() + 1);
+            assert!(arrived(&manifest, &long).unwrap_err().to_string().contains(&found), "{file}");
             let mut missing = files.clone();
             missing.remove(file);
             assert!(refused(missing).starts_with(&format!("expected `{file}` among the files of ")));
@@ -63,6 +71,25 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
     let (_, manifest, files) = build("tiny-bert", Precision::Fp32);
     let refused = Model::from_memory(&manifest, files).unwrap_err().to_string();
     insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
+    // Before any file arrives.
+    assert_eq!(IncomingModel::new(&manifest).unwrap_err().to_string(), refused);
+    let (_, manifest, files) = build("tiny-bert", Precision::Int8);
+    let (_, edited) = manifest.split_once('\n').unwrap();
+    let size = format!("size = {}", files["weights.bin"].len());
+    let refused = IncomingModel::new(&edited.replace(&size, "size = 9223372036854775807")).unwrap_err();
+    insta::assert_snapshot!(refused, @"expected files with at most 9223372036854775800 bytes, but found that `weights.bin` has 9223372036854775807");
+}
+
+/// A model whose files arrive in short pieces.
+fn arrived(manifest: &str, files: &BTreeMap<String, Bytes>) -> kivu::Result<Model> {
+    let mut incoming = IncomingModel::new(manifest)?;
+    let names: Vec<String> = incoming.required().map(|file| file.name.clone()).collect();
+    for name in names {
+        for piece in files[&name].chunks(1000) {
+            incoming.fill(&name, piece.len(), |free| free.copy_from_slice(&piece[..free.len()]))?;
+        }
+    }
+    incoming.open()
 }
 
 /// The bundles that `make bundles` has built, and a fixture for each other task, for the native engine.

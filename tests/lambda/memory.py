@@ -71,8 +71,17 @@ class Api(BaseHTTPRequestHandler):
         pass
 
 
-def measure(folder, port, megabytes, requests):
-    """The start time, the response times and the peak memory of one process."""
+def serve(event):
+    """Starts the runtime API, and returns its port."""
+    Api.event = event
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server.server_port
+
+
+def measure(program, port, megabytes, requests, others={}):
+    """The start time, the response times and the peak memory of one process with the variables `others`."""
     box = Box(megabytes)
     variables = {
         "PATH": os.environ["PATH"],
@@ -81,11 +90,11 @@ def measure(folder, port, megabytes, requests):
         "AWS_LAMBDA_FUNCTION_VERSION": "1",
         "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(megabytes),
         "KIVU_AUTH__MODE": "none",
-    }
+    } | others
     Api.left, Api.moments = requests, queue.Queue()
     started = time.perf_counter()
     function = subprocess.Popen(
-        [folder / "bootstrap"], cwd=folder, env=variables, preexec_fn=box.enter,
+        [program], cwd=program.parent, env=variables, preexec_fn=box.enter,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     asked, answers = None, []
@@ -113,12 +122,9 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 1769])
     parser.add_argument("--requests", type=int, default=200)
     options = parser.parse_args()
-    Api.event = options.event.read_bytes()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port, program = serve(options.event.read_bytes()), options.folder.resolve() / "bootstrap"
     for size in options.sizes:
-        runs = [measure(options.folder.resolve(), server.server_port, size, options.requests) for _ in range(STARTS)]
+        runs = [measure(program, port, size, options.requests) for _ in range(STARTS)]
         start = statistics.median(run[0] for run in runs)
         first = statistics.median(run[1][0] for run in runs)
         answers = sorted(time for run in runs for time in run[1][1:])

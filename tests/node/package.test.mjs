@@ -147,12 +147,45 @@ test("classes and entities are the server's", async () => {
   const parameters = { candidate_labels: ["travel", "animals"], multi_label: true };
   const chosen = await zero.zeroShot(TEXTS.slice(0, 2), ["travel", "animals"], { multiLabel: true });
   assert.deepEqual(chosen, await served("/models/zero-shot", { inputs: TEXTS.slice(0, 2), parameters }));
+  await assert.rejects(zero.zeroShot(TEXTS, "a,b", { prompt: "topic" }), { name: "InvalidError", message: /expected a model that reads labels and text together for `prompt`/ });
+  await assert.rejects(zero.zeroShot("word ".repeat(600), "a,b", { truncate: false }), { name: "TooLargeError" });
   assert.deepEqual(await zero.zeroShot(TEXTS[0], "travel,animals"), await zero.zeroShot(TEXTS[0], new Set(["travel", "animals"])));
   const redacted = await (await model("ner")).entities(PEOPLE, { redact: true, aggregation: "first" });
   assert.deepEqual(redacted, await served("/models/ner", { inputs: PEOPLE, parameters: { redact: true, aggregation_strategy: "first" } }));
   const labelled = await (await model("ner-labels")).entities(PEOPLE, { labels: ["person", "city"], threshold: 0.1 });
   const labels = { labels: ["person", "city"], threshold: 0.1 };
   assert.deepEqual(labelled, await served("/models/ner-labels", { inputs: PEOPLE, parameters: labels }));
+});
+
+test("extractions are the server's, with the order of names", async () => {
+  const extract = await model("extract");
+  const structures = { trip: ["who::str", "from::list::Where it begins", "mode::[train|ferry]::str"], act: ["verb"] };
+  const schema = { structures: { trip: { fields: [{ name: "who", dtype: "str" }, { name: "place" }] } }, entities: ["place"] };
+  for (const [form, own] of [["extract_json", structures], ["schema", schema]]) {
+    const body = { text: PEOPLE, task: form, schema: own, model: "extract", threshold: 0.3, include_spans: true };
+    const found = await extract.extract(PEOPLE, own, { form, threshold: 0.3, spans: true });
+    assert.equal(JSON.stringify(found), JSON.stringify((await served("/gliner-2", body)).result));
+  }
+  const one = { text: PEOPLE[0], schema: { entities: ["place"] }, model: "extract", include_confidence: true };
+  const single = await extract.extract(PEOPLE[0], { entities: ["place"] }, { confidence: true });
+  assert.deepEqual(single, (await served("/gliner-2", one)).result);
+  const ner = await model("ner");
+  await assert.rejects(ner.extract("a", { entities: ["b"] }), /a model that reads schemas for `schema`/);
+  await assert.rejects(extract.extract("a", { entity: ["b"] }), /but found `entity`/);
+});
+
+test("a task chooses its adapters", async () => {
+  const tasks = await model("tasks");
+  assert.deepEqual(tasks.tasks.slice(0, 2), ["retrieval.query", "retrieval.passage"]);
+  assert.equal(tasks.queryPrompt, tasks.tasks[0]);
+  for (const task of [undefined, ...tasks.tasks]) {
+    const [found] = await tasks.encode([TEXTS[0]], { task });
+    const [expected] = await served("/embed", { inputs: [TEXTS[0]], model: "tasks", task });
+    const tokens = await tasks.tokenize(TEXTS, { task });
+    assert.deepEqual(tokens, await served("/tokenize", { inputs: TEXTS, model: "tasks", task }));
+    assert.deepEqual([...found], expected.map(Math.fround));
+  }
+  await assert.rejects(tasks.encode("a", { task: "other" }), /but found `other`/);
 });
 
 test("ranks, texts and tokens are the server's", async () => {
@@ -177,6 +210,12 @@ test("ranks, texts and tokens are the server's", async () => {
   const body = { inputs: TEXTS.slice(0, 2), parameters: { generate_parameters: { max_new_tokens: 8 } } };
   assert.deepEqual(found.map((text) => ({ summary_text: text })), await served("/models/summary", body));
   assert.equal(await summary.generate(TEXTS[0], short), found[0]);
+  // More texts than one call of the native module runs otherwise.
+  const generation = { do_sample: true, num_beams: 1, seed: 1, temperature: 3, max_new_tokens: 4 };
+  const many = Array(70).fill("cat");
+  const sampled = await summary.summarize(many, { generation });
+  const sampledBody = { inputs: many, parameters: { generate_parameters: generation } };
+  assert.deepEqual(sampled.map((text) => ({ summary_text: text })), await served("/models/summary", sampledBody));
   for (const name of ["minilm", "translate-en-pt"]) {
     assert.deepEqual(await (await model(name)).tokenize(TEXTS), await served("/tokenize", { inputs: TEXTS, model: name }));
   }
@@ -222,7 +261,7 @@ test("bad input has the server's words", async () => {
     [() => minilm.encode([...Array(1500).fill("a"), ""]), InvalidError, "expected a text in `texts[1500]`, but found an empty one"],
     [() => minilm.encode("\ud800"), InvalidError, "expected Unicode text in `texts[0]`, but found half of a surrogate pair"],
     [() => minilm.encode("a", { precision: "int4" }), InvalidError, 'expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found "int4"'],
-    [() => minilm.encode("a", { prompt_name: "b" }), TypeError, "expected options among `promptName`, `prompt`, `instruction`, `dimensions`, `normalize`, `precision`, `truncate`, `signal`, `onProgress`, but found `prompt_name`"],
+    [() => minilm.encode("a", { prompt_name: "b" }), TypeError, "expected options among `promptName`, `prompt`, `instruction`, `task`, `dimensions`, `normalize`, `precision`, `truncate`, `signal`, `onProgress`, but found `prompt_name`"],
     [() => minilm.encode("a", "int8"), TypeError, "expected `options` to be an object, but found `string`"],
     [() => minilm.encode("a", { dimensions: "many" }), InvalidError, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string"],
     [() => minilm.encode("a", { dimensions: 7n }), TypeError, "expected a parameter of a plain type, but found `bigint`"],

@@ -61,6 +61,10 @@ const weights: Map<number, number> = await splade.sparse("a");
 const words: Map<string | number, number> = await splade.sparse("a", { words: true });
 assert.ok([...weights].every(([id, weight]) => typeof id === "number" && typeof weight === "number"));
 assert.equal(words.size, weights.size);
+const values: Record<string, unknown> = await (await open("extract")).extract("Ada lived in London.", { entities: ["city"] });
+assert.equal(typeof values, "object");
+const forTask: Float32Array = await (await open("tasks")).encode("a", { task: "separation" });
+assert.equal(forTask.length, 32);
 const text: string = await (await open("summary")).summarize("a", { generation: { max_new_tokens: 2 } });
 assert.equal(typeof text, "string");
 
@@ -70,6 +74,8 @@ export async function wrong(model: Model): Promise<void> {
   await model.encode(7);
   // @ts-expect-error
   await model.encode("a", { prompt_name: "query" });
+  // @ts-expect-error
+  await model.extract("a");
   // @ts-expect-error
   await model.encode("a", { precision: "int4" });
   // @ts-expect-error

@@ -148,6 +148,10 @@ class Tasks(unittest.TestCase):
         labels = ["travel", "animals"]
         body = {"inputs": TEXTS[:2], "parameters": {"candidate_labels": labels, "multi_label": True}}
         as_server(self, "/models/zero-shot", body, model("zero-shot").zero_shot(TEXTS[:2], labels, multi_label=True))
+        with self.assertRaisesRegex(errors.InvalidError, "expected a model that reads labels and text together for `prompt`"):
+            model("zero-shot").zero_shot(TEXTS, labels, prompt="topic")
+        with self.assertRaisesRegex(errors.TooLargeError, "tokens"):
+            model("zero-shot").zero_shot("word " * 600, labels, truncate=False)
         self.assertEqual(model("zero-shot").zero_shot(TEXTS[0], np.array(labels)), model("zero-shot").zero_shot(TEXTS[0], "travel,animals"))
 
     def test_entities(self):
@@ -155,6 +159,42 @@ class Tasks(unittest.TestCase):
         as_server(self, "/models/ner", body, model("ner").entities(PEOPLE, redact=True, aggregation="first"))
         body = {"inputs": PEOPLE, "parameters": {"labels": ["person", "city"], "threshold": 0.1}}
         as_server(self, "/models/ner-labels", body, model("ner-labels").entities(PEOPLE, ["person", "city"], threshold=0.1))
+
+    def test_extraction(self):
+        """The order of names is kept, in all forms of a schema."""
+        structures = {"trip": ["who::str", "from::list::Where it begins", "mode::[train|ferry]::str"], "act": ["verb"]}
+        schema = {"structures": structures, "entities": ["place", "animal"], "relations": ["lives_in"]}
+        schema["structures"] = {"trip": {"fields": [{"name": "who", "dtype": "str"}, {"name": "place"}]}}
+        for form, own in [("extract_json", structures), ("schema", schema), ("extract_entities", ["place", "animal"])]:
+            body = {"text": PEOPLE, "task": form, "schema": own, "model": "extract", "threshold": 0.3}
+            expected = post("/gliner-2", {**body, "include_spans": True})["result"]
+            found = model("extract").extract(PEOPLE, own, form=form, threshold=0.3, spans=True)
+            self.assertEqual(json.dumps(found), json.dumps(expected), form)
+        single = model("extract").extract(PEOPLE[0], {"entities": ["place"]}, confidence=True)
+        body = {"text": PEOPLE[0], "schema": {"entities": ["place"]}, "model": "extract", "include_confidence": True}
+        self.assertEqual(single, post("/gliner-2", body)["result"])
+        for call, words in [
+            (lambda: model("ner").extract("a", {"entities": ["b"]}), "a model that reads schemas for `schema`"),
+            (lambda: model("extract").extract("a", {"entity": ["b"]}), "but found `entity`"),
+            (lambda: model("extract").extract("a", 5), "expected an object in `schema`"),
+            (lambda: model("extract").extract("a", ["b"], form="other"), "invalid parameter `task`"),
+        ]:
+            with self.assertRaisesRegex(ValueError, re.escape(words)):
+                call()
+
+    def test_tasks(self):
+        tasks = model("tasks")
+        self.assertEqual(tasks.tasks[:2], ["retrieval.query", "retrieval.passage"])
+        self.assertEqual((tasks.query_prompt, tasks.document_prompt), tuple(tasks.tasks[:2]))
+        self.assertEqual(model("prompts").tasks, [])
+        for task in [None, *tasks.tasks]:
+            body = {"inputs": TEXTS[:4], "model": "tasks", **({"task": task} if task else {})}
+            expected = np.array(post("/embed", body), np.float32)
+            np.testing.assert_array_equal(tasks.encode(TEXTS[:4], task=task), expected)
+        with self.assertRaisesRegex(ValueError, "among `retrieval.query`.*, but found `other`"):
+            tasks.encode("a", task="other")
+        with self.assertRaisesRegex(ValueError, "no `task` for a model without tasks"):
+            model("prompts").encode("a", task="retrieval.query")
 
     def test_ranking(self):
         for name in ("rank", "minilm"):
@@ -180,10 +220,21 @@ class Tasks(unittest.TestCase):
         body = {"inputs": TEXTS[:2], "parameters": {"generate_parameters": {"max_new_tokens": 8}}}
         as_server(self, "/models/summary", body, [{"summary_text": text} for text in found])
         self.assertEqual(model("summary").summarize(TEXTS[0], max_new_tokens=8), found[0])
+        # More texts than one call of the native module runs otherwise.
+        options = {"do_sample": True, "num_beams": 1, "seed": 1, "temperature": 3.0, "max_new_tokens": 4}
+        sampled = model("summary").summarize(["cat"] * 70, **options)
+        self.assertNotEqual(sampled[64:], sampled[:6])
+        body = {"inputs": ["cat"] * 70, "parameters": {"generate_parameters": options}}
+        as_server(self, "/models/summary", body, [{"summary_text": text} for text in sampled])
+        with self.assertRaisesRegex(errors.InvalidError, "found `num_return_sequences` 2"):
+            model("summary").summarize(TEXTS[0], num_beams=2, num_return_sequences=2)
 
     def test_tokens(self):
         for name in ("minilm", "translate-en-pt"):
             as_server(self, "/tokenize", {"inputs": TEXTS, "model": name}, model(name).tokenize(TEXTS))
+        for task in model("tasks").tasks:
+            body = {"inputs": TEXTS, "model": "tasks", "task": task}
+            as_server(self, "/tokenize", body, model("tasks").tokenize(TEXTS, task=task))
         body = {"inputs": TEXTS, "model": "minilm", "prompt": "query: "}
         as_server(self, "/tokenize", body, model("minilm").tokenize(TEXTS, prompt="query: "))
 
@@ -494,6 +545,9 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(asyncio.run(embeddings.aembed_query(TEXTS[0])), self.query)
         found = InMemoryVectorStore.from_texts(TEXTS, embeddings).similarity_search(TEXTS[0], k=5)
         self.assertEqual({document.page_content for document in found}, set(TEXTS))
+        prompted = KivuEmbeddings(model("prompts"), prompt="query: ")
+        self.assertEqual(prompted.embed_documents(TEXTS[:1]), [prompted.embed_query(TEXTS[0])])
+        self.assertEqual(prompted.embed_query(TEXTS[0]), self.query)
 
     def test_llama_index(self):
         from kivuml.llama_index import KivuEmbedding
@@ -527,6 +581,10 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(model_of.encode([]).shape, (0, model_of.get_sentence_embedding_dimension()))
         self.assertEqual(model_of.similarity(self.documents, self.query).shape, (5, 1))
         self.assertEqual(model_of.similarity([[0.0, 0.0], [2.0, 0.0]], [[3.0, 0.0]]).tolist(), [[0.0], [1.0]])
+        for name, expected in {"dot": [0.0, 18.0], "euclidean": [-5.0, -3.0], "manhattan": [-7.0, -3.0]}.items():
+            with mock.patch.object(type(model_of.model), "similarity", name):
+                found = model_of.similarity([3.0, 0.0], [[0.0, 4.0], [6.0, 0.0]])
+            self.assertEqual(found.tolist(), [expected], name)
         refused = {"convert_to_tensor": True, "device": "cuda", "pool": {}, "chunk_size": 8, "output_value": None, "x": 1}
         for name, value in refused.items():
             with self.assertRaisesRegex(errors.InvalidError, f"`{name}`"):

@@ -1,4 +1,4 @@
-// Uses the npm package `kivuml-wasm` in Chromium: in a page, in a worker, and again without the server's files.
+// Uses the npm package `kivuml-wasm` in Chromium: in a page, in a worker, again without the server's files, and with bad input.
 //
 //     TEST_BUNDLES=FOLDER TEST_URL=http://127.0.0.1:8080 TEST_WASM=target/wasm TEST_CHROMIUM=PROGRAM \
 //       node tests/wasm/browser.test.mjs
@@ -12,6 +12,8 @@ import { tmpdir } from "node:os";
 import path from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
+
+import { withMaximum } from "./memory.mjs";
 
 const { TEST_BUNDLES: BUNDLES, TEST_CHROMIUM: CHROMIUM, TEST_WASM } = process.env;
 const URL_OF_SERVER = process.env.TEST_URL.replace(/\/$/, "");
@@ -61,6 +63,29 @@ onmessage = async ({ data }) => {
   postMessage((await model.encode(data, { normalize: true })).map((vector) => Array.from(vector)));
 };`;
 
+/** Bad input, with a module whose memory is smaller than the weights. */
+const BAD = `<!doctype html><script type="module">
+import { load } from "/package/index.js";
+const report = (found) => fetch("/report", { method: "POST", body: JSON.stringify(found) });
+const failure = (call) => call.then(() => "none", ({ name, message }) => name + ": " + message);
+const contents = async (name) => [name, await (await fetch("/bundles/vectors-static/" + name)).arrayBuffer()];
+try {
+  const files = Object.fromEntries(await Promise.all(["manifest.toml", "model.onnx", "ranges.bin", "tokenizer.pieces", "weights.bin"].map(contents)));
+  const memory = await failure(load("/bundles/minilm", { module: "/limited.wasm" }));
+  const model = await load(files);
+  const truncated = await failure(load({ ...files, "weights.bin": files["weights.bin"].slice(0, 100) }));
+  const interrupted = await failure(load("/interrupted/vectors-static"));
+  const other = await failure(load("/bundles/translate-en-pt"));
+  const empty = await failure(model.encode(["a", ""]));
+  const last = model.encode("a");
+  model.close();
+  const closed = await failure(model.encode("a"));
+  await report({ memory, truncated, interrupted, other, empty, last: await failure(last), closed });
+} catch (error) {
+  await report({ error: String(error?.stack ?? error) });
+}
+</script>`;
+
 /** Searches on the page of the documentation site, and again after a reload without a connection. */
 const SEARCHING = `<!doctype html><iframe src="/search/"></iframe><script type="module">
 const report = (found) => fetch("/report", { method: "POST", body: JSON.stringify(found) });
@@ -100,14 +125,22 @@ async function serve(run) {
       else isOffline = pathname === "/offline";
       return answer(204, "text/plain", "");
     }
-    const page = { "/": PAGE, "/searching": SEARCHING }[pathname];
+    const page = { "/": PAGE, "/bad": BAD, "/searching": SEARCHING }[pathname];
     if (page) return answer(200, "text/html; charset=utf-8", page);
     if (pathname === "/worker.js") return answer(200, "text/javascript; charset=utf-8", WORKER);
+    if (pathname === "/limited.wasm") {
+      const module = readFileSync(path.join(PACKAGE, "kivuml-relaxed.wasm"));
+      return answer(200, "application/wasm", withMaximum(module, 384));
+    }
     const [, root, ...rest] = pathname.split("/");
-    const file = root === "search" ? ofSite(rest) : path.join({ package: PACKAGE, bundles: BUNDLES }[root] ?? "/nothing", ...rest);
+    const file = root === "search" ? ofSite(rest) : path.join({ package: PACKAGE, bundles: BUNDLES, interrupted: BUNDLES }[root] ?? "/nothing", ...rest);
     if (root === "bundles") requests.push(rest.join("/"));
     if (root !== "package" && isOffline) return request.socket.destroy();
     if (!existsSync(file)) return answer(404, "text/plain", "");
+    if (root === "interrupted" && rest.at(-1) === "weights.bin") {
+      response.writeHead(200, { "content-length": 1000 });
+      return response.write("interrupted", () => request.socket.destroy());
+    }
     answer(200, TYPES[path.extname(file)] ?? "application/octet-stream", readFileSync(file));
   });
   await once(server.listen(0, "127.0.0.1"), "listening");
@@ -188,4 +221,20 @@ test("the documentation site's search runs in the browser, and without a connect
   assert.match(first.found[0], /^The ferry to the island leaves at seven/);
   assert.match(offline.found[0], /^Tomatoes need at least six hours of sun a day\./);
   assert.equal(offline.found.length, 3);
+});
+
+test("bad input has the server's words in Chromium", { timeout: 120_000 }, async () => {
+  const found = await reported("bad");
+  assert.equal(found.error, undefined);
+  for (const [name, message] of Object.entries({
+    memory: /^TooLargeError: expected more memory, but the memory cannot grow; use a smaller model, or fewer and shorter texts$/,
+    truncated: /^ModelError: expected `weights\.bin` to have \d+ bytes, but found 100; the bundle is damaged: build or fetch it again$/,
+    interrupted: /^UnavailableError: cannot fetch `http:.*\/interrupted\/vectors-static\/weights\.bin`$/,
+    other: /^ConfigError: expected a bundle for the native engine, but found that `translate-en-pt` is for ONNX Runtime; build it with `--engine native`$/,
+    empty: /^InvalidError: expected a text in `texts\[1\]`, but found an empty one$/,
+    last: /^none$/,
+    closed: /^ClosedError: expected an open model, but `vectors-static` is closed; load it again$/,
+  })) {
+    assert.match(found[name], message, name);
+  }
 });

@@ -13,7 +13,7 @@ const { TEST_BUNDLES: BUNDLES, TEST_WASM, TEST_WORKERD: WORKERD } = process.env;
 const URL_OF_SERVER = process.env.TEST_URL.replace(/\/$/, "");
 const TEXTS = ["The ferry leaves at seven.", "猫 🐈", "A cat sat on the mat."];
 /** The process's memory beyond a worker's that has answered no embeddings, in bytes: with compiled code and free buffers. */
-const MAX_MEMORY = 256 * 1024 * 1024;
+const MAX_MEMORY = 128 * 1024 * 1024;
 
 async function post(url, body, text = JSON.stringify(body)) {
   const response = await fetch(url, { method: "POST", headers: { "content-type": "application/json" }, body: text });

@@ -1,16 +1,24 @@
-// Files of bundles: at a URL, where the Cache API keeps them by their hashes, or in memory.
+// Files of bundles: at a URL, where the Cache API keeps them by their hashes, or in memory. They are read in pieces, so that
+// large ones are never complete in JavaScript's memory.
 
 import { quoted, typeName } from "./arguments.js";
 import { classes, wrongType } from "./errors.js";
 
 const CACHE = "kivuml";
+const MANIFEST = "manifest.toml";
+/** The size of a local file's pieces, in bytes. */
+const PIECE = 1 << 20;
 
 /** @typedef {{ cache: boolean, signal?: AbortSignal | null, fetch: typeof globalThis.fetch }} Options */
+/** @typedef {import("./native.js").Take} Take */
 
 /**
  * `forget` removes kept files, and returns whether there were any.
  *
- * @typedef {{ read: (name: string, hash?: string) => Promise<Uint8Array>, forget: () => Promise<boolean> }} Files
+ * @typedef {object} Files
+ * @property {() => Promise<string>} manifest
+ * @property {import("./native.js").Read} read
+ * @property {() => Promise<boolean>} forget
  */
 
 /**
@@ -21,12 +29,13 @@ const CACHE = "kivuml";
 export function filesOf(bundle, options) {
   if (typeof bundle === "string" || bundle instanceof URL) {
     /** @type {Set<string>} */
-    const kept = new Set();
+    const used = new Set();
     return {
-      read: async (name, hash) => readFrom(await location(bundle), name, hash, { ...options, kept }),
+      manifest: async () => readManifest(fileIn(await location(bundle), MANIFEST), options),
+      read: async (name, hash, take) => read(fileIn(await location(bundle), name), hash, take, { ...options, used }),
       forget: async () => {
-        const cache = kept.size > 0 ? await opened() : undefined;
-        for (const key of kept) await cache?.delete(key);
+        const cache = used.size > 0 ? await opened() : undefined;
+        for (const key of used) await cache?.delete(key);
         return cache !== undefined;
       },
     };
@@ -35,7 +44,11 @@ export function filesOf(bundle, options) {
     throw wrongType(`expected \`bundle\` to be a string, a URL or files by name, but found ${typeName(bundle)}`);
   }
   const files = bundle instanceof Map ? bundle : new Map(Object.entries(bundle));
-  return { read: async (name) => bytes(name, files), forget: async () => false };
+  return {
+    manifest: async () => new TextDecoder().decode(bytes(MANIFEST, files)),
+    read: async (name, _, take) => take(bytes(name, files)),
+    forget: async () => false,
+  };
 }
 
 /**
@@ -62,30 +75,78 @@ async function location(bundle) {
 /**
  * @param {URL} folder
  * @param {string} name
- * @param {string | undefined} hash
- * @param {Options & { kept: Set<string> }} options The URLs of kept files are added to `kept`.
  */
-async function readFrom(folder, name, hash, { cache, signal, fetch, kept: used }) {
+function fileIn(folder, name) {
   const url = new URL(name.split("/").map(encodeURIComponent).join("/"), folder);
   url.search = folder.search;
-  if (url.protocol === "file:") return readLocal(url);
-  const kept = cache ? await opened() : undefined;
-  // A manifest has no hash, and is fetched again whenever there is a connection.
-  const key = new URL(url);
-  if (hash !== undefined) key.searchParams.set("blake3", hash);
-  const known = hash === undefined ? undefined : await kept?.match(key.href);
-  if (known) {
-    used.add(key.href);
-    return contents(known);
+  return url;
+}
+
+/**
+ * A manifest has no hash, and is fetched again whenever there is a connection.
+ *
+ * @param {URL} url
+ * @param {Options} options
+ */
+async function readManifest(url, { cache, signal, fetch }) {
+  if (url.protocol === "file:") {
+    const decoder = new TextDecoder();
+    let text = "";
+    await readLocal(url, (piece) => (text += decoder.decode(piece, { stream: true })));
+    return text;
   }
+  const kept = cache ? await opened() : undefined;
   try {
     const response = await fetched(url, fetch, signal);
-    const found = await contents(response);
-    await kept?.put(key.href, new Response(found)).catch(() => {});
-    return found;
+    const text = await response.text().catch(unavailable(url, signal));
+    await kept?.put(url.href, new Response(text)).catch(() => {});
+    return text;
   } catch (error) {
-    const last = hash === undefined && !(error instanceof classes.UnknownModelError) ? await kept?.match(key.href) : undefined;
-    if (last) return contents(last);
+    const last = error instanceof classes.UnknownModelError ? undefined : await kept?.match(url.href);
+    if (last) return last.text();
+    throw error;
+  }
+}
+
+/**
+ * @param {URL} url
+ * @param {string} hash
+ * @param {Take} take
+ * @param {Options & { used: Set<string> }} options The URLs of kept files are added to `used`.
+ */
+async function read(url, hash, take, { cache, signal, fetch, used }) {
+  if (url.protocol === "file:") return readLocal(url, take);
+  const kept = cache ? await opened() : undefined;
+  const key = new URL(url);
+  key.searchParams.set("blake3", hash);
+  const known = await kept?.match(key.href);
+  if (known) {
+    used.add(key.href);
+    return passed(known.body, url, take, signal);
+  }
+  const { body } = await fetched(url, fetch, signal);
+  if (!kept || !body) return passed(body, url, take, signal);
+  const [found, copy] = body.tee();
+  const stored = kept.put(key.href, new Response(copy)).catch(() => {});
+  await passed(found, url, take, signal);
+  await stored;
+}
+
+/**
+ * Passes a response's pieces to `take`.
+ *
+ * @param {ReadableStream<Uint8Array> | null} body
+ * @param {URL} url
+ * @param {Take} take
+ * @param {AbortSignal | null} [signal]
+ */
+async function passed(body, url, take, signal) {
+  const reader = body?.getReader();
+  const next = () => reader?.read().catch(unavailable(url, signal));
+  try {
+    for (let piece = await next(); piece?.value; piece = await next()) take(piece.value);
+  } catch (error) {
+    await reader?.cancel(error).catch(() => {});
     throw error;
   }
 }
@@ -96,32 +157,56 @@ async function readFrom(folder, name, hash, { cache, signal, fetch, kept: used }
  * @param {AbortSignal | null} [signal]
  */
 async function fetched(url, fetch, signal) {
-  const place = `${url.origin}${url.pathname}`;
   let response;
   try {
     response = await fetch(url, { signal: signal ?? undefined });
   } catch (cause) {
-    signal?.throwIfAborted();
-    throw new classes.UnavailableError(`cannot fetch \`${place}\``, { cause });
+    return unavailable(url, signal)(cause);
   }
   if (response.ok) return response;
   const Kind = response.status === 404 ? classes.UnknownModelError : classes.UnavailableError;
-  throw new Kind(`expected a bundle's file at \`${place}\`, but found the status ${response.status}`);
+  throw new Kind(`expected a bundle's file at \`${place(url)}\`, but found the status ${response.status}`);
 }
 
-/** @param {URL} url */
-async function readLocal(url) {
-  const { readFile } = await import(/* webpackIgnore: true */ /* @vite-ignore */ "node:fs/promises");
-  try {
-    return await readFile(url);
-  } catch (cause) {
+/**
+ * Throws the error of a connection that failed, or the reason of the signal that ended it.
+ *
+ * @param {URL} url
+ * @param {AbortSignal | null} [signal]
+ * @returns {(cause: unknown) => never}
+ */
+function unavailable(url, signal) {
+  return (cause) => {
+    signal?.throwIfAborted();
+    throw new classes.UnavailableError(`cannot fetch \`${place(url)}\``, { cause });
+  };
+}
+
+/** A URL without its query, which may have keys. @param {URL} url */
+function place({ origin, pathname }) {
+  return origin + pathname;
+}
+
+/**
+ * @param {URL} url
+ * @param {Take} take
+ */
+async function readLocal(url, take) {
+  const { open } = await import(/* webpackIgnore: true */ /* @vite-ignore */ "node:fs/promises");
+  /** @type {(cause: unknown) => never} */
+  const failed = (cause) => {
     throw new classes.KivuOSError(`cannot read \`${url.pathname}\``, { cause });
+  };
+  const file = await open(url).catch(failed);
+  try {
+    for (;;) {
+      const { bytesRead, buffer } = await file.read(new Uint8Array(PIECE), 0, PIECE).catch(failed);
+      if (bytesRead === 0) return;
+      take(buffer.subarray(0, bytesRead));
+    }
+  } finally {
+    await file.close();
   }
-}
-
-/** @param {Response} response */
-async function contents(response) {
-  return new Uint8Array(await response.arrayBuffer());
 }
 
 /** The cache, where a program may have one. */

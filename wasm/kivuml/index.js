@@ -1,3 +1,8 @@
+// All modules, so that browsers fetch them at once.
+import "./arguments.js";
+import "./files.js";
+import "./kivuml_wasm.js";
+import "./native.js";
 import { classes } from "./errors.js";
 
 export const {

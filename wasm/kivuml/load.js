@@ -5,8 +5,6 @@ import { filesOf } from "./files.js";
 import { cancellable, opened } from "./model.js";
 import { open } from "./native.js";
 
-const MANIFEST = "manifest.toml";
-
 /** @type {typeof import("./index.js").load} */
 export async function load(bundle, options) {
   const known = /** @type {const} */ (["signal", "cache", "module", "fetch"]);
@@ -14,7 +12,7 @@ export async function load(bundle, options) {
   return opened(
     await cancellable(signal, async () => {
       const files = filesOf(bundle, { cache, signal, fetch });
-      const attempt = async () => open(new TextDecoder().decode(await files.read(MANIFEST)), files.read, module);
+      const attempt = () => open(files.manifest(), files.read, module);
       return attempt().catch(async (/** @type {any} */ error) => {
         // A kept file may be damaged.
         if (error?.code === "ModelError" && (await files.forget())) return attempt();

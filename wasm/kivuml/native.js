@@ -5,11 +5,9 @@
 
 import start, {
   __wbg_reset_state as restart,
-  Files,
-  Model as Opened,
+  IncomingModel,
   instructionsInUse,
   memoryBytes,
-  requiredFiles,
   useInstructions,
 } from "./kivuml_wasm.js";
 
@@ -24,7 +22,14 @@ const RELAXED = new Uint8Array([
   253, 15, 253, 133, 2, 11,
 ]);
 
+/** A file in the manifest of a bundle for Kivu's engine, as `kivu build` writes it. */
+const FILE = /^name = "([^"\\]+)"\nsize = (\d+)\nsha256 = "\w+"\nblake3 = "(\w+)"$/gm;
+const ENGINE = /^engine = "native"$/m;
+
 /** @typedef {import("./index.js").ModuleSource} ModuleSource */
+/** @typedef {import("./kivuml_wasm.js").Model} Opened */
+/** @typedef {import("./native.js").Take} Take */
+/** @typedef {import("./native.js").Read} Read */
 
 /** @type {ModuleSource | undefined} */
 let source;
@@ -63,28 +68,100 @@ export function instructionSet() {
 }
 
 /**
- * Opens a bundle.
+ * Opens a bundle. The instance starts while its largest file arrives.
  *
- * @param {string} manifest Its text.
- * @param {(name: string, hash: string) => Promise<Uint8Array>} read Reads a file with a BLAKE3 hash.
+ * @param {string | Promise<string>} manifest Its text.
+ * @param {Read} read
  * @param {ModuleSource} [module]
  */
 export async function open(manifest, read, module) {
-  const running = await started(module);
-  const required = call(running, () => requiredFiles(manifest));
-  const files = call(running, () => new Files());
-  owned.add(files);
+  const starting = started(module);
+  // Its error is thrown after the manifest's.
+  starting.catch(() => {});
+  const text = await manifest;
+  const largest = new Arriving(text, read);
   try {
-    for (let index = 0; index < required.length; index += 2) {
-      const contents = await read(required[index], required[index + 1]);
-      call(running, () => files.add(required[index], contents));
+    const running = await starting;
+    const incoming = call(running, () => new IncomingModel(text));
+    owned.add(incoming);
+    try {
+      await fill(running, incoming, largest, read);
+    } catch (error) {
+      if (owned.delete(incoming)) incoming.free();
+      throw error;
     }
-  } catch (error) {
-    if (owned.delete(files)) files.free();
-    throw error;
+    owned.delete(incoming);
+    return new Model(running, call(running, () => incoming.open()));
+  } finally {
+    largest.end();
   }
-  owned.delete(files);
-  return new Model(running, call(running, () => Opened.open(manifest, files)));
+}
+
+/**
+ * Reads all files that a model needs.
+ *
+ * @param {{ ended?: string }} running
+ * @param {IncomingModel} incoming
+ * @param {Arriving} largest
+ * @param {Read} read
+ */
+async function fill(running, incoming, largest, read) {
+  /** @param {string} name @returns {Take} */
+  const taking = (name) => (piece) =>
+    call(running, () => {
+      // It is freed when another file fails, whose error the caller gets.
+      if (!owned.has(incoming)) throw coded("ModelError", `expected all files before \`${name}\` ended, but one failed`);
+      incoming.fill(name, piece);
+    });
+  const required = call(running, () => incoming.required());
+  const files = [];
+  for (let place = 0; place < required.length; place += 2) {
+    const [name, hash] = required.slice(place, place + 2);
+    files.push(largest.is(name, hash) ? largest.pass(taking(name)) : read(name, hash, taking(name)));
+  }
+  await Promise.all(files);
+}
+
+/** The largest file in a manifest, whose pieces are kept until something takes them. */
+class Arriving {
+  #name;
+  #hash;
+  /** @type {Uint8Array[]} */
+  #pieces = [];
+  /** @type {Take} */
+  #take = (piece) => this.#pieces.push(piece);
+  #done;
+
+  /** @param {string} manifest @param {Read} read */
+  constructor(manifest, read) {
+    const found = ENGINE.test(manifest) ? Array.from(manifest.matchAll(FILE)) : [];
+    const [largest] = found.sort(([, , left], [, , right]) => Number(right) - Number(left));
+    if (!largest) return;
+    [, this.#name, , this.#hash] = largest;
+    this.#done = read(this.#name, this.#hash, (piece) => this.#take(piece));
+    // Its error is thrown by `pass`.
+    this.#done.catch(() => {});
+  }
+
+  /** @param {string} name @param {string} hash */
+  is(name, hash) {
+    return name === this.#name && hash === this.#hash;
+  }
+
+  /** Passes all pieces on. @param {Take} take */
+  async pass(take) {
+    this.#pieces.splice(0).forEach(take);
+    this.#take = take;
+    await this.#done;
+  }
+
+  /** Ends the reading, if nothing takes the pieces. */
+  end() {
+    this.#pieces = [];
+    this.#take = () => {
+      throw coded("ModelError", `expected a model that takes \`${this.#name}\`, but it failed`);
+    };
+  }
 }
 
 /** A model in an instance. */
@@ -139,6 +216,11 @@ export class Model {
   /** @param {unknown[]} call */
   entities(...call) {
     return this.#run("entities", call);
+  }
+
+  /** @param {unknown[]} call */
+  extract(...call) {
+    return this.#run("extract", call);
   }
 
   /** @param {unknown[]} call */

@@ -13,7 +13,6 @@ mod texts;
 use kivu::{
     backend::native::{instructions, use_instructions},
     config::parse_instructions,
-    repository::{Manifest, bundle::loaded_files},
 };
 use wasm_bindgen::prelude::*;
 
@@ -35,13 +34,6 @@ pub fn choose_instructions(name: &str) -> Result<(), JsValue> {
 #[wasm_bindgen(js_name = instructionsInUse)]
 pub fn instructions_in_use() -> String {
     instructions().name().to_owned()
-}
-
-/// The files to pass to a model with this manifest: names with their BLAKE3 in hexadecimal, one after another.
-#[wasm_bindgen(js_name = requiredFiles)]
-pub fn required_files(manifest: &str) -> Result<Vec<String>, JsValue> {
-    let manifest = Manifest::parse(manifest).map_err(Failure::from)?;
-    Ok(loaded_files(&manifest).flat_map(|file| [file.name.clone(), file.blake3.clone()]).collect())
 }
 
 /// The size of the instance's memory, in bytes.

@@ -1,14 +1,13 @@
 //! The class `Model`, with the methods of the native module for Node.js.
 
-use std::{collections::BTreeMap, future::Future};
+use std::future::Future;
 
-use bytes::Bytes;
 use futures::FutureExt;
 use js_sys::{Array, Float32Array, Int8Array, Uint8Array};
 use kivu::{Error, pipeline::vectors::StoredVector};
 use kivu_bindings::{
-    TokenVectors, classify, describe, encode, entities, generate, joined, multi_vectors, rank, sparse,
-    to_json, tokenize, translate, zero_shot,
+    TokenVectors, classify, describe, encode, entities, extract, generate, joined, multi_vectors, rank,
+    sparse, to_json, tokenize, translate, zero_shot,
 };
 use wasm_bindgen::prelude::*;
 
@@ -17,22 +16,32 @@ use crate::{
     texts::{inputs, text, texts},
 };
 
-/// A bundle's files, by name.
+/// A model whose files arrive in pieces.
 #[wasm_bindgen]
-#[derive(Default)]
-pub struct Files(BTreeMap<String, Bytes>);
+pub struct IncomingModel(kivu::model::IncomingModel);
 
 #[wasm_bindgen]
-impl Files {
-    /// No files.
+impl IncomingModel {
+    /// A model without its files, with memory for them.
     #[wasm_bindgen(constructor)]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(manifest: &str) -> Result<Self, JsValue> {
+        Ok(Self(kivu::model::IncomingModel::new(manifest).map_err(Failure::from)?))
     }
 
-    /// Copies a file's contents.
-    pub fn add(&mut self, name: String, contents: &Uint8Array) {
-        self.0.insert(name, contents.to_vec().into());
+    /// The files to fill: names with their BLAKE3 in hexadecimal, one after another.
+    pub fn required(&self) -> Vec<String> {
+        self.0.required().flat_map(|file| [file.name.clone(), file.blake3.clone()]).collect()
+    }
+
+    /// Copies the next piece of a file.
+    pub fn fill(&mut self, name: &str, piece: &Uint8Array) -> Result<(), JsValue> {
+        let copy = |free: &mut [u8]| piece.subarray(0, free.len() as u32).copy_to(free);
+        Ok(self.0.fill(name, piece.length() as usize, copy).map_err(Failure::from)?)
+    }
+
+    /// Opens the model, whose files have arrived.
+    pub fn open(self) -> Result<Model, JsValue> {
+        Ok(self.0.open().map(Model).map_err(Failure::from)?)
     }
 }
 
@@ -53,11 +62,6 @@ pub struct JoinedVectors {
 
 #[wasm_bindgen]
 impl Model {
-    /// Opens a bundle with all files that its manifest requires.
-    pub fn open(manifest: &str, files: Files) -> Result<Self, JsValue> {
-        Ok(kivu::Model::from_memory(manifest, files.0).map(Self).map_err(Failure::from)?)
-    }
-
     /// The model's name, task, limits and vectors, as JSON.
     pub fn description(&self) -> Result<String, JsValue> {
         Ok(describe(&self.0).map_err(Failure::from)?)
@@ -109,6 +113,11 @@ impl Model {
     /// Entities for each text, as JSON. With labels, the model must take labels.
     pub fn entities(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
         now(async { entities(&self.0, parameters, texts(values, "texts", first)?).await })
+    }
+
+    /// Values by the names in a schema for each text, as JSON.
+    pub fn extract(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
+        now(async { extract(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 
     /// Indexes with scores, the highest first, as JSON.

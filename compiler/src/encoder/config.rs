@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
-pub(super) use super::details::{Details, EmbeddingProjection, PositionTable};
+pub(super) use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
@@ -66,6 +66,21 @@ pub(crate) struct EncoderConfig {
     /// Layers after the encoder's, which the head reads.
     pub(super) decoder: Option<Box<Decoder>>,
     pub(super) details: Details,
+    /// Tasks with adapters, if the model has them.
+    pub(super) tasks: Option<Tasks>,
+}
+
+/// Tasks that a request may choose, each with narrow matrices that are added to the weights (LoRA).
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tasks {
+    /// In the order of the matrices.
+    pub(super) names: Vec<String>,
+    /// The text that a task's texts begin with, in models with such texts.
+    pub(super) prompts: BTreeMap<String, String>,
+    /// Numbers between a task's two matrices.
+    pub(super) rank: usize,
+    /// Factor for a task's product.
+    pub(super) scale: f32,
 }
 
 /// A decoder over the encoder's text, shifted by one token. Its tokens attend to earlier ones, and then to all of the
@@ -246,8 +261,8 @@ impl EncoderConfig {
         let widths = [self.facts.hidden, self.embedding_width(), self.feed_forward.width];
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
-            // A single type is added to positions.
-            && (self.types != 1 || self.positions != Positions::None)
+            // Tasks take the place of types.
+            && (self.types < 2 || self.tasks.is_none())
             && self.decoder.as_ref().is_none_or(|decoder| decoder.layers.suits_native_engine())
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }

@@ -19,6 +19,8 @@ pub(super) struct Details {
     pub(super) attention_scale: Option<f32>,
     /// Limit for attention scores, by a hyperbolic tangent (Gemma 2).
     pub(super) attention_cap: Option<f32>,
+    /// Layers with experts in place of a feed-forward part.
+    pub(super) experts: Option<ExpertLayers>,
     /// Whether a word prediction head adds a bias to its logits.
     pub(super) predicts_with_bias: bool,
     /// Whether the output matrix is the word embedding table.
@@ -36,6 +38,7 @@ impl Default for Details {
             word_scale: None,
             attention_scale: None,
             attention_cap: None,
+            experts: None,
             predicts_with_bias: true,
             ties_words: true,
         }
@@ -52,6 +55,18 @@ pub(super) struct EmbeddingProjection {
     pub(super) has_bias: bool,
     /// Whether the embedding normalization is before the projection instead of after it.
     pub(super) is_normalized_before: bool,
+}
+
+/// Which layers have experts: every n-th one, after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExpertLayers {
+    pub(super) every: usize,
+    /// Experts in a layer.
+    pub(super) count: usize,
+    /// Experts per token.
+    pub(super) top: usize,
+    /// The part's name in a layer.
+    pub(super) name: &'static str,
 }
 
 /// A position table in a file.

@@ -4,8 +4,8 @@
 
 use super::{
     config::{
-        Bias, EmbeddingProjection, EncoderConfig, Gate, Head, HeadKind, HeadRead, Heads, Norms,
-        PositionTable, Positions,
+        Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead, Heads, Norms,
+        PositionTable, Positions, Tasks,
     },
     disentangled::{Text, convolve_neighbours},
     distance_tables::DistanceTables,
@@ -15,13 +15,17 @@ use crate::{
     functions,
     layer_forms::LayerForms,
     layers::{
-        AttentionWindow, Blocks, BucketValues, Distance, Layers, Projection, Rotation, alibi_slopes,
-        attend_by_position, attention,
+        AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation, TaskInput,
+        alibi_slopes, attend_by_position, attention,
     },
     onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
     weights::{Weight, Weights},
 };
-use kivu::{backend::Engine, error::Result, repository::manifest::Precision};
+use kivu::{
+    backend::{Engine, TASK_IDS},
+    error::Result,
+    repository::manifest::Precision,
+};
 
 /// Output for encoders without a head: one vector per token.
 pub(super) const OUTPUT: &str = "last_hidden_state";
@@ -54,6 +58,10 @@ pub(super) fn graph(
     }
     let ids = layers.graph.input("input_ids", &["batch", "sequence"]);
     let mask = layers.graph.input("attention_mask", &["batch", "sequence"]);
+    if let Some(Tasks { names, rank, .. }) = &config.tasks {
+        let ids = layers.graph.input(TASK_IDS, &["batch", "sequence"]);
+        layers.tasks = Some(TaskInput { ids, count: names.len(), rank: *rank });
+    }
     let (mut text, mut tables, mut bias, mut blocks) = (None, None, Value::none(), None);
     match &config.bias {
         Bias::Disentangled(settings) if engine == Engine::Native => {
@@ -99,6 +107,8 @@ pub(super) fn graph(
     Ok(writer.layers.graph.finish(&config.facts.architecture))
 }
 
+/// Token type table.
+const TYPES: &str = "embeddings.token_type_embeddings.weight";
 /// ERNIE's task type table.
 const TASK_TYPES: &str = "embeddings.task_type_embeddings.weight";
 /// Name prefixes for heads that predict words, answers, or another model's words.
@@ -141,7 +151,7 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         || !has_labels && begins(&LABEL_HEADS)
         // EuroBERT's label head.
         || !has_labels && config.names.dense == ("dense", false) && name.starts_with("dense.")
-        || config.types == 0 && name == "embeddings.token_type_embeddings.weight"
+        || config.types == 0 && name == TYPES
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
         || config.details.task_types == 0 && name == TASK_TYPES
         // T5's encoder has the same table under a second name.
@@ -173,25 +183,33 @@ impl Writer<'_> {
         let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
         let (layers, width) = (&mut self.layers, self.config.embedding_width());
         let words = layers.weights.take(names.words, &[vocabulary, width])?;
-        let mut sum = match self.config.details.word_scale {
-            None => layers.look_up(names.words, words, ids),
-            Some(scale) => {
-                let values = words.values.iter().map(|value| value * scale).collect();
+        let type_table = match types {
+            0 => None,
+            _ => Some(layers.weights.take(TYPES, &[types, width])?),
+        };
+        // A single type is added to all tokens, and therefore to all positions, or to all words.
+        let is_of_positions = types == 1 && positions != Positions::None;
+        let single = type_table.filter(|_| types == 1 && !is_of_positions);
+        let mut sum = match (self.config.details.word_scale, single) {
+            (None, None) => layers.look_up(names.words, words, ids),
+            (scale, single) => {
+                let scale = scale.unwrap_or(1.0);
+                let mut values: Vec<f32> = words.values.iter().map(|value| value * scale).collect();
+                for row in values.chunks_exact_mut(width) {
+                    let single = single.iter().flat_map(|single| &single.values);
+                    row.iter_mut().zip(single).for_each(|(word, single)| *word += single);
+                }
                 layers.look_up(names.words, &Weight { shape: words.shape.clone(), values }, ids)
             }
         };
+        if self.config.tasks.is_some() {
+            let module = names.words.trim_end_matches(".weight");
+            sum = layers.adapt_lookup(sum, module, ids, [vocabulary, width])?;
+            sum = layers.adapt_type(sum, TYPES.trim_end_matches(".weight"), width)?;
+        }
         let start = start.map(|start| words.values[start * width..][..width].to_vec());
         if start.is_some() {
             sum = layers.graph.function("PreviousRow", [&sum, &self.mask], functions::previous_row);
-        }
-        let type_table = match types {
-            0 => None,
-            _ => Some(layers.weights.take("embeddings.token_type_embeddings.weight", &[types, width])?),
-        };
-        let is_shared = types == 1 && positions != Positions::None;
-        if let Some(table) = type_table.filter(|_| types == 1 && !is_shared) {
-            let table = layers.graph.floats("token_type", &[width], &table.values);
-            sum = layers.graph.node("Add", &[&sum, &table], vec![]);
         }
         if let Some(table) = type_table.filter(|_| types > 1) {
             let table = layers.graph.floats("token_types", &table.shape, &table.values);
@@ -208,12 +226,12 @@ impl Writer<'_> {
             let scale = self.config.details.word_scale.unwrap_or(1.0);
             let first = table.values.iter_mut().zip(start.iter().flatten());
             first.for_each(|(position, word)| *position += word * scale);
-            // A single type is added to all tokens, and therefore to all positions. So is the first task type.
+            // So is the first task type.
             let task_types = match self.config.details.task_types {
                 0 => None,
                 rows => Some(layers.weights.take(TASK_TYPES, &[rows, width])?),
             };
-            for shared in type_table.filter(|_| is_shared).into_iter().chain(task_types) {
+            for shared in type_table.filter(|_| is_of_positions).into_iter().chain(task_types) {
                 for row in table.values.chunks_exact_mut(width) {
                     row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
                 }
@@ -278,7 +296,8 @@ impl Writer<'_> {
         let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
         let is_norm_after = matches!(self.config.names.norms, Norms::After { .. });
         // Queries apart from keys and values would be a second copy of weights that other layers use joined.
-        let has_own_weights = self.config.details.sharing.is_none();
+        let has_own_weights =
+            self.config.details.sharing.is_none() && self.config.names.projections.len() > 1;
         has_one_row
             && is_norm_after
             && has_own_weights
@@ -460,6 +479,12 @@ impl Writer<'_> {
     pub(super) fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
         let (hidden, part) = (config.facts.hidden, config.feed_forward);
+        if let Some(ExpertLayers { every, count, top, name }) = config.details.experts
+            && layer % every == 1
+        {
+            let experts = Experts { count, top, width: part.width };
+            return self.layers.experts(&config.name_in_layer(layer, name), input, hidden, experts);
+        }
         let raised = self.project(&config.up(layer), input, hidden)?;
         let raised = match part.gate {
             Gate::None => self.layers.activate(part.activation, &raised),

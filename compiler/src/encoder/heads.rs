@@ -161,6 +161,23 @@ impl OutputHeads {
         Self { dense: Some(dense), ..Self::default() }
     }
 
+    /// SHA-256 of weights in other files than the model's.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
+        let modules = match &self.dense {
+            Some(DenseHead::Modules(modules)) => Some(modules.sources()),
+            _ => None,
+        };
+        modules.into_iter().flatten().chain(self.layers().filter_map(Dense::source))
+    }
+
+    /// Layers for token vectors.
+    fn layers(&self) -> impl Iterator<Item = &Dense> {
+        self.multi_vector.iter().flatten().chain(match &self.sparse {
+            Some(SparseHead::Tokens(layer)) => Some(layer),
+            _ => None,
+        })
+    }
+
     /// Whether its modules contain a label score layer.
     pub(super) fn has_scores(&self) -> bool {
         matches!(&self.dense, Some(DenseHead::Modules(modules)) if modules.output() != POOLED)
@@ -168,17 +185,13 @@ impl OutputHeads {
 
     /// Whether the native engine has the heads.
     pub(super) fn suit_native_engine(&self) -> bool {
-        let projections = self.multi_vector.iter().flatten().chain(match &self.sparse {
-            Some(SparseHead::Tokens(layer)) => Some(layer),
-            _ => None,
-        });
         let suits = |head: &DenseHead| match head {
             DenseHead::Tokens => true,
             DenseHead::Modules(modules) => modules.suit_native_engine(),
         };
         self.dense.as_ref().is_none_or(suits)
             && self.spans.is_none_or(|spans| spans.suits_native_engine())
-            && projections.into_iter().all(Dense::is_linear)
+            && self.layers().all(Dense::is_linear)
     }
 
     /// Writes a graph's outputs from token vectors, token ids and the INT64 attention mask.

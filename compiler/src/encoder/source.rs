@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kivu_engine::kernel::LANES;
+use sha2::{Digest, Sha256};
 
 use super::{
     config::{EncoderConfig, Facts, Head, HeadKind, Positions},
@@ -21,7 +22,7 @@ use crate::{
     sentence_transformers::{default_prompt, makes_vectors, max_tokens, score_modules},
     source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
     token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
-    weights::Weights,
+    weights::{Weights, combined_sha256},
 };
 use kivu::{
     backend::Engine,
@@ -30,7 +31,7 @@ use kivu::{
     pipeline::{
         Task, classification::ClassificationSettings, token_classification::TokenClassificationSettings,
     },
-    repository::manifest::Precision,
+    repository::{bundle::hex, manifest::Precision},
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
@@ -42,7 +43,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let tokenizer = families::tokenizer(&folder, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
-    let mut weights = families::weights(&mut config, Weights::open(&folder)?)?;
+    let mut weights = families::weights(&mut config, Weights::open(&folder)?, &folder)?;
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.
@@ -92,6 +93,9 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             (EncoderSettings::Embedding(settings), heads)
         }
     };
+    for (_, bytes) in &files {
+        weights.add_source(&hex(&Sha256::digest(bytes)));
+    }
     Ok(Source {
         files,
         ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer, labels: None })?
@@ -161,7 +165,7 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     };
     Ok(Source {
         architecture: facts.architecture.clone(),
-        sha256: weights.sha256.clone(),
+        sha256: combined_sha256(&weights.sha256, heads.sources()),
         settings: TaskSettings::Encoder(settings),
         tokenizer,
         files: labels.iter().map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone())).collect(),
@@ -270,7 +274,15 @@ mod tests {
 
         /// Changes the weight tensors; each has a type, a shape and bytes.
         fn change(&self, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
-            let bytes = fs::read(self.path("model.safetensors")).unwrap();
+            self.change_file("model.safetensors", change);
+        }
+
+        fn change_file(
+            &self,
+            name: &str,
+            change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>),
+        ) {
+            let bytes = fs::read(self.path(name)).unwrap();
             let file = SafeTensors::deserialize(&bytes).unwrap();
             let view = |view: &TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
             let mut tensors = file.iter().map(|(name, tensor)| (name.to_owned(), view(&tensor))).collect();
@@ -278,7 +290,12 @@ mod tests {
             let views = tensors.iter().map(|(name, (kind, shape, bytes))| {
                 (name, TensorView::new(*kind, shape.clone(), bytes).unwrap())
             });
-            fs::write(self.path("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+            fs::write(self.path(name), safetensors::serialize(views, None).unwrap()).unwrap();
+        }
+
+        fn sha256(&self) -> String {
+            let plan = Plan { folder: self.0.path().to_owned(), ..Plan::default() };
+            open(&plan).unwrap().sha256
         }
 
         fn add(&self, name: &str) {
@@ -316,6 +333,38 @@ mod tests {
                 fs::copy(&path, target).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn the_hash_of_the_weights_includes_adapters_and_modules() {
+        for (fixture, file, tensor) in [
+            ("tiny-jina-v3-hf", "separation/adapter_model.safetensors", "lora_B"),
+            ("tiny-colbert-pylate", "1_Dense/model.safetensors", "linear.weight"),
+            ("tiny-gemma3", "2_Dense/model.safetensors", "linear.weight"),
+            ("tiny-splade-router", "query_0_SparseStaticEmbedding/model.safetensors", "weight"),
+        ] {
+            let model = Copy::of(fixture);
+            let before = model.sha256();
+            assert_eq!(before, model.sha256(), "{fixture}");
+            model.change_file(file, |tensors| {
+                let mut found = tensors.iter_mut().filter(|(name, _)| name.contains(tensor));
+                found.next().unwrap().1.2[0] ^= 1;
+            });
+            assert_ne!(before, model.sha256(), "{fixture}");
+        }
+        // The name of an adapter's folder is its task.
+        let model = Copy::of("tiny-jina-v3-hf");
+        let before = model.sha256();
+        fs::rename(model.path("separation"), model.path("separating")).unwrap();
+        assert_ne!(before, model.sha256());
+        // Hidden folders are not read.
+        let named = model.sha256();
+        copy(&model.path("separating"), &model.path(".separation"));
+        assert_eq!(named, model.sha256());
+        // A model in one file has that file's hash.
+        let model = Copy::of("tiny-bert");
+        let file = fs::read(model.path("model.safetensors")).unwrap();
+        assert_eq!(model.sha256(), hex(&Sha256::digest(&file)));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 use super::{
-    config::EncoderConfig,
+    config::{EncoderConfig, Tasks},
     graph::OUTPUT,
     heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS},
 };
@@ -31,6 +33,7 @@ use kivu::{
         roles::{Expansion, RoleSettings},
         sparse::{SparseSettings, SparseValues, StaticQueries},
     },
+    repository::bundle::hex,
     tokenizer::Tokenizer,
 };
 
@@ -76,6 +79,7 @@ pub(super) fn open(
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
+            add_tasks(config, &mut settings);
             let mut heads = OutputHeads::dense(modules);
             if HEADS.iter().all(|head| folder.join(head).is_file()) {
                 add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
@@ -86,6 +90,16 @@ pub(super) fn open(
             }
             Ok((settings, heads))
         }
+    }
+}
+
+/// Adds tasks with adapters, and a prompt for each.
+fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
+    let Some(Tasks { names, prompts, .. }) = &config.tasks else { return };
+    settings.tasks.clone_from(names);
+    for name in names {
+        let prompt = || prompts.get(name).cloned().unwrap_or_default();
+        settings.prompts.entry(name.clone()).or_insert_with(prompt);
     }
 }
 
@@ -197,13 +211,15 @@ fn add_heads(
 ) -> Result<()> {
     let hidden = config.facts.hidden;
     let layer = |file: &'static str, outputs: Option<usize>| {
-        let values = pickle::read(&files::read(&folder.join(file))?)?;
+        let bytes = files::read(&folder.join(file))?;
+        let values = pickle::read(&bytes)?;
         let tensors = values.into_iter().map(|(name, (shape, values))| (name, Weight { shape, values }));
-        let weights = Weights::of_tensors(tensors.collect(), String::new());
+        let weights = Weights::of_tensors(tensors.collect(), hex(&Sha256::digest(&bytes)));
         let found = weights.tensors.get("weight").and_then(|weight| weight.shape.first().copied());
         let outputs = outputs.or(found).unwrap_or(0);
         let bias = weights.take_whole("bias", &[outputs])?.values.clone();
-        Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))
+        let layer = Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))?;
+        Ok::<_, Error>(layer.with_source(&weights.sha256))
     };
     let named = |error| Error::model_because("cannot read the sparse and multi-vector heads", error);
     let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
@@ -281,8 +297,14 @@ fn stanfords(
         ..RoleSettings::default()
     };
     check_reach(config, &query)?;
-    let weight = weights.tensors.get(PROJECTION).map_or(0, |weight| weight.shape[0]);
-    let weight = weights.take_whole(PROJECTION, &[weight, config.facts.hidden])?;
+    let rows = weights.tensors.get(PROJECTION).and_then(|weight| weight.shape.first().copied());
+    let rows = rows.unwrap_or(0);
+    if let Some(found) = file.get::<usize>("dim")?.filter(|dim| *dim != rows) {
+        return Err(Error::model(format!(
+            "expected `dim` {rows} in `{ARTIFACT}`, the rows of `{PROJECTION}`, but found {found}"
+        )));
+    }
+    let weight = weights.take_whole(PROJECTION, &[rows, config.facts.hidden])?;
     let projection = Dense::of_weights(weight, None)?;
     let width = projection.outputs();
     Ok(with_multi_vectors(settings, vec![projection], width, [query, document]))

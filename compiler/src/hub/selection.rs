@@ -156,6 +156,9 @@ impl Paths<'_> {
         }
         let others = self.module_weights().into_iter().filter(|path| !needed.contains(path));
         needed.extend(others.collect::<Vec<_>>());
+        if config.model_type() == encoder::JINA_V3 {
+            needed.extend(self.task_adapters());
+        }
         needed.extend(encoder::HEADS.iter().filter(|head| self.has(head)).map(|head| (*head).to_owned()));
         Ok(needed)
     }
@@ -173,6 +176,17 @@ impl Paths<'_> {
             paths.into_iter().find(|path| self.has(path))
         });
         weights.collect()
+    }
+
+    /// Adapters in folders of their own, one per task.
+    fn task_adapters(&self) -> Vec<String> {
+        let folders = self.0.iter().filter_map(|path| path.strip_suffix(lora::CONFIG)?.strip_suffix('/'));
+        let files = folders.filter(|folder| !folder.contains('/')).flat_map(|folder| {
+            let path = |file: &str| format!("{folder}/{file}");
+            let weights = lora::WEIGHTS.map(path).into_iter().find(|path| self.has(path));
+            weights.into_iter().chain([path(lora::CONFIG)])
+        });
+        files.collect()
     }
 
     /// Weights in other formats, for a message.
@@ -340,6 +354,16 @@ mod tests {
         assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
         let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
         assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
+        let tasks = [
+            "config.json",
+            "model.safetensors",
+            "separation/adapter_config.json",
+            "separation/adapter_model.safetensors",
+            "old/text/adapter_config.json",
+        ];
+        let jina = r#"{"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]}"#;
+        assert_eq!(weights(jina, &tasks).unwrap(), [tasks[1], tasks[3], tasks[2]]);
+        assert_eq!(weights(BERT, &tasks).unwrap(), tasks[1..2]);
         // GLiNER has no `config.json`.
         let gliner = ["gliner_config.json", "pytorch_model.bin", "tokenizer.json", "onnx/model.onnx"];
         assert_eq!(paths(&gliner).weights(Path::new("."), &"a/b").unwrap(), [gliner[1]]);

@@ -175,6 +175,28 @@ family!(
     [PADDING, &[("legacy", Any)], &[("z_steps", Only("[0]"))]]
 );
 family!(
+    DEBERTA_V1,
+    [
+        SIZES,
+        &[
+            "attention_head_size",
+            "embedding_size",
+            "hidden_act",
+            "is_decoder",
+            "layer_norm_eps",
+            "max_relative_positions",
+            "pooler_hidden_act",
+            "pooler_hidden_size",
+            "pos_att_type",
+            "position_biased_input",
+            "relative_attention",
+            "type_vocab_size"
+        ]
+    ],
+    // For the word prediction head, and another name for the padding id.
+    [PADDING, &[("legacy", Any), ("padding_idx", Any)], &[("talking_head", Only("[false]"))]]
+);
+family!(
     MODERNBERT,
     [
         SIZES,
@@ -223,6 +245,8 @@ family!(
         &[
             "activation_function",
             "causal",
+            "expert_choice_router",
+            "ffn_div",
             "head_dim",
             "hidden_act",
             "layer_norm_eps",
@@ -231,11 +255,15 @@ family!(
             "mlp_fc1_bias",
             "mlp_fc2_bias",
             "moe_every_n_layers",
+            "moe_normalize_expert_weights",
+            "moe_top_k",
             "n_embd",
             "n_head",
             "n_inner",
             "n_layer",
             "n_positions",
+            "num_experts",
+            "num_shared_experts",
             "pad_vocab_size_multiple",
             "parallel_block",
             "prenorm",
@@ -276,18 +304,8 @@ family!(
         ],
         // From GPT-2's code; the model's own code does not use it.
         &[("scale_attn_weights", Any)],
-        // For expert layers, which are refused.
-        &[
-            ("expert_choice_router", Any),
-            ("ffn_div", Only("[1]")),
-            ("moe_impl", Any),
-            ("moe_normalize_expert_weights", Any),
-            ("moe_resid_pdrop", Any),
-            ("moe_top_k", Any),
-            ("num_experts", Any),
-            ("num_shared_experts", Any),
-            ("router_aux_loss_coef", Any),
-        ],
+        // Implementation and training of experts.
+        &[("moe_impl", Any), ("moe_resid_pdrop", Any), ("router_aux_loss_coef", Any)],
     ],
     nested("rope_parameters", &ROPE),
     ("rope_scaling", &ROPE)
@@ -322,6 +340,47 @@ family!(
     [SIZES, BERT_LIKE, &["feed_forward_type", "type_vocab_size"]],
     // Pooling in a method that Kivu does not call.
     [PADDING, &[("emb_pooler", Any)]]
+);
+/// Layer keys in jina-embeddings-v3.
+const JINA_V3_LAYERS: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "type_vocab_size"];
+family!(
+    JINA_V3,
+    [SIZES, JINA_V3_LAYERS, &["rope_theta"]],
+    // No version of `transformers` reads the kind of positions.
+    [PADDING, &[("position_embedding_type", Any)]],
+    nested("rope_parameters", &ROPE),
+    ("rope_scaling", &ROPE)
+);
+family!(
+    JINA_V3_AUTHORS,
+    [
+        SIZES,
+        JINA_V3_LAYERS,
+        &[
+            "lora_adaptations",
+            "lora_alpha",
+            "lora_rank",
+            "pad_token_id",
+            "position_embedding_type",
+            "rotary_emb_base",
+            "task_instructions"
+        ]
+    ],
+    [
+        // Implementation choices without effect on results.
+        &[("use_flash_attn", Any), ("use_reentrant", Any)],
+        // For training. Adapters are recognized by their weights.
+        &[
+            ("load_trained_adapters", Any),
+            ("lora_dropout_p", Any),
+            ("lora_main_params_trainable", Any),
+            ("lora_main_params_trained", Any),
+        ],
+        // Pooling in a method that Kivu does not call, and lengths for which vectors were trained.
+        &[("emb_pooler", Any), ("matryoshka_dimensions", Any)],
+        // Only that method truncates vectors.
+        &[("truncate_dim", Only("[]"))],
+    ]
 );
 /// Layer keys of decoders.
 const DECODER: &[&str] = &["head_dim", "is_causal", "num_key_value_heads", "rms_norm_eps", "rope_theta"];
@@ -558,12 +617,13 @@ const STATIC: Rules = Rules {
 };
 
 /// Custom model code for families that Kivu implements itself: the type, the files and the class name prefix.
-const KNOWN_CODE: [(&str, [&str; 2], &str); 5] = [
-    ("eurobert", ["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
-    ("bert", ["configuration_bert", "modeling_bert"], "JinaBert"),
-    ("gte", ["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
-    ("new", ["configuration", "modeling"], "New"),
-    ("nomic_bert", ["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"], "NomicBert"),
+const KNOWN_CODE: [(&str, &[&str], &str); 6] = [
+    ("eurobert", &["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
+    ("bert", &["configuration_bert", "modeling_bert"], "JinaBert"),
+    ("gte", &["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
+    ("new", &["configuration", "modeling"], "New"),
+    ("nomic_bert", &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"], "NomicBert"),
+    ("xlm-roberta", &["configuration_xlm_roberta", "modeling_lora", "modeling_xlm_roberta"], "XLMRoberta"),
 ];
 
 /// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
@@ -575,17 +635,20 @@ pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
     })
 }
 
-/// `config.json` rules for an encoder with a supported `model_type`. JinaBERT has BERT's `model_type`.
+/// `config.json` rules for an encoder with a supported `model_type`. Jina's families have those of BERT and XLM-RoBERTa.
 pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
     Some(match model_type {
         "bert" if is_jina => &JINA,
         "bert" | "megatron-bert" => &BERT,
+        "xlm-roberta" if is_jina => &JINA_V3_AUTHORS,
+        "jina_embeddings_v3" => &JINA_V3,
         "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" => &ROBERTA,
         "electra" => &ELECTRA,
         "albert" => &ALBERT,
         "ernie" => &ERNIE,
         "distilbert" => &DISTILBERT,
         "mpnet" => &MPNET,
+        "deberta" => &DEBERTA_V1,
         "deberta-v2" => &DEBERTA,
         "modernbert" => &MODERNBERT,
         "nomic_bert" => &NOMIC,

@@ -25,15 +25,11 @@ pub(super) const SETTINGS: Rules = Rules {
         "prompts",
         "query_length",
         "query_prefix",
+        "similarity_fn_name",
         "skiplist_words",
         "truncate_dim",
     ]],
-    unused: &[&[
-        ("__version__", Any),
-        // How a client compares vectors; Kivu does not.
-        ("similarity_fn_name", Any),
-        ("activation_fn", super::rules::SCORES),
-    ]],
+    unused: &[&[("__version__", Any), ("activation_fn", super::rules::SCORES)]],
     nested: &[],
 };
 
@@ -175,6 +171,7 @@ const ROUTER_PARAMETERS: Rules = Rules {
 pub(super) const ARTIFACT: Rules = Rules {
     read: &[&[
         "attend_to_mask_tokens",
+        "dim",
         "doc_maxlen",
         "doc_token_id",
         "mask_punctuation",
@@ -190,7 +187,6 @@ pub(super) const ARTIFACT: Rules = Rules {
         ("centroid_score_threshold", Any),
         ("checkpoint", Any),
         ("collection", Any),
-        ("dim", Any),
         ("distillation_alpha", Any),
         ("doc_token", Any),
         ("experiment", Any),

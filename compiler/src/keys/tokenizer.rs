@@ -12,6 +12,7 @@ const SHARED: &[Unused] = &[
     ("_name_or_path", Any),
     ("backend", Any),
     ("is_local", Any),
+    ("local_files_only", Any),
     ("name_or_path", Any),
     ("processor_class", Any),
     ("special_tokens_map_file", Any),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
-    encoder::{DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER},
+    encoder::{DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas},
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
@@ -361,8 +361,7 @@ impl Walk<'_> {
 
 /// Rules for an encoder's `config.json`; other families are refused by name.
 fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
-    let is_jina = config.fields().get("position_embedding_type").is_some_and(|kind| kind == "alibi");
-    encoders::encoder(config.model_type(), is_jina)
+    encoders::encoder(config.model_type(), is_jinas(config).unwrap_or(false))
 }
 
 /// A `tokenizer.json`'s parts, without the values of its model, which may be large.

@@ -34,13 +34,13 @@ impl Linear {
 }
 
 /// A linear layer in int8 for the native engine.
-struct Panels {
+pub(super) struct Panels {
     /// Suffix for the names of functions with such a layer.
-    suffix: &'static str,
+    pub(super) suffix: &'static str,
     /// The layer's function.
-    linear: QuantizedLinear,
+    pub(super) linear: QuantizedLinear,
     /// Panels, scales, sums, bias and shape.
-    constants: [Value; 5],
+    pub(super) constants: [Value; 5],
 }
 
 /// A linear layer's weights in the file.
@@ -80,13 +80,14 @@ impl Layers<'_> {
         inputs: usize,
     ) -> Result<Value> {
         let layer = self.join(projections, inputs)?;
-        Ok(match self.precision {
+        let product = match self.precision {
             Precision::Int8 if !self.graph.has_functions() => {
                 let bias = self.bias(&layer);
                 self.by_channel(&layer, input, &bias)
             }
             _ => self.apply(&layer, input)?,
-        })
+        };
+        self.adapt(product, projections, input, inputs)
     }
 
     /// A linear layer that, in int8, scales each token's values separately.
@@ -162,7 +163,8 @@ impl Layers<'_> {
             return self.project(projections, input, inputs);
         }
         let layer = self.join(projections, inputs)?;
-        Ok(self.scaled_by_token(&layer, input))
+        let product = self.scaled_by_token(&layer, input);
+        self.adapt(product, projections, input, inputs)
     }
 
     fn scaled_by_token(&mut self, layer: &Linear, input: &Value) -> Value {
@@ -277,7 +279,7 @@ impl Layers<'_> {
 
     /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
     /// within an output, has a scale.
-    fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
+    pub(super) fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
         let Linear { name, inputs, outputs, .. } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
         let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);

@@ -1,14 +1,18 @@
 //! Transformer layers, written into a graph in the form that measured fastest.
 
+mod adapters;
 mod attention;
 mod buckets;
+mod experts;
 mod linear;
 mod norm;
 mod rotary;
 
 pub(super) use self::{
+    adapters::{adapter_names, type_adapter_name},
     attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
     buckets::{BucketValues, Buckets},
+    experts::Experts,
     linear::{Linear, Projection},
     rotary::{Rotary, Rotation, Scaling},
 };
@@ -63,6 +67,17 @@ pub(super) enum NormKind {
     RootMeanSquare { adds_one: bool },
 }
 
+/// What layers with adapters read, besides their input.
+#[derive(Clone, Debug)]
+pub(super) struct TaskInput {
+    /// The number of each token's task, from 1 on; 0 for no task.
+    pub(super) ids: Value,
+    /// Number of tasks.
+    pub(super) count: usize,
+    /// Numbers between a task's two matrices.
+    pub(super) rank: usize,
+}
+
 /// A graph under construction, and the weights to write into it.
 pub(super) struct Layers<'a> {
     pub(super) graph: GraphBuilder,
@@ -76,6 +91,8 @@ pub(super) struct Layers<'a> {
     /// Normalization epsilon.
     pub(super) epsilon: f32,
     pub(super) norm: NormKind,
+    /// Tasks with adapters, if the model has them.
+    pub(super) tasks: Option<TaskInput>,
     /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
     pub(super) is_trained_in_int8: bool,
 }
@@ -94,6 +111,7 @@ impl<'a> Layers<'a> {
             hidden,
             epsilon,
             norm,
+            tasks: None,
             is_trained_in_int8: false,
         }
     }

@@ -58,15 +58,27 @@ impl GraphBuilder {
         inputs: [&Value; INPUTS],
         body: impl FnOnce(&mut Self, [&Value; INPUTS]) -> Value,
     ) -> Value {
+        self.function_of(name, &inputs, |graph, inputs| {
+            body(graph, std::array::from_fn(|input| inputs[input]))
+        })
+    }
+
+    /// Like [`function`](Self::function), with any number of inputs.
+    pub fn function_of(
+        &mut self,
+        name: &str,
+        inputs: &[&Value],
+        body: impl FnOnce(&mut Self, &[&Value]) -> Value,
+    ) -> Value {
         let Some(functions) = &mut self.functions else { return body(self, inputs) };
         if !functions.contains_key(name) {
-            let names = std::array::from_fn::<_, INPUTS, _>(|input| Value(format!("input_{input}")));
+            let names: Vec<Value> = (0..inputs.len()).map(|input| Value(format!("input_{input}"))).collect();
             let mut nodes = Self { is_body: true, ..Self::default() };
-            let output = body(&mut nodes, names.each_ref());
+            let output = body(&mut nodes, &names.iter().collect::<Vec<_>>());
             let function = FunctionProto {
                 name: name.to_owned(),
                 domain: FUNCTIONS.to_owned(),
-                input: names.map(|name| name.0).into(),
+                input: names.into_iter().map(|name| name.0).collect(),
                 output: vec![output.0],
                 node: nodes.graph.node,
                 opset_import: opsets([("", OPSET), (MICROSOFT, 1)]),
@@ -75,7 +87,7 @@ impl GraphBuilder {
             functions.insert(name.to_owned(), function);
         }
         let output = self.fresh(name);
-        self.push([FUNCTIONS, name], &inputs, vec![output.clone()], Vec::new());
+        self.push([FUNCTIONS, name], inputs, vec![output.clone()], Vec::new());
         Value(output)
     }
 
@@ -181,6 +193,14 @@ impl GraphBuilder {
         let outputs = self.outputs(operator, keep);
         self.push([MICROSOFT, operator], inputs, outputs.to_vec(), attributes);
         outputs.map(Value)
+    }
+
+    /// The largest values along the last axis of `value`, in descending order; as many as `count` says.
+    pub fn largest(&mut self, value: &Value, count: &Value) -> Value {
+        let [values, places] = self.outputs("TopK", [true; 2]);
+        let outputs = vec![values.clone(), places];
+        self.push(["", "TopK"], &[value, count], outputs, vec![integer("axis", -1)]);
+        Value(values)
     }
 
     /// Cuts `value` into equal parts along its last axis.

@@ -2,7 +2,7 @@
 
 use kivu::{
     backend::similarity::Query,
-    pipeline::{pooling::cosine, sparse::SparseVector},
+    pipeline::{similarity::cosine, sparse::SparseVector},
 };
 
 /// Entity labels in the sample texts.

@@ -1,7 +1,7 @@
 //! Graph inputs outside a pipeline.
 
 use kivu::{
-    backend::{Signature, TensorSpec},
+    backend::{Signature, TASK_IDS, TensorSpec},
     error::{Error, Result},
     pipeline::POOLING_MASK,
     tensor::Tensor,
@@ -17,10 +17,11 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
             "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
             "attention_mask" => encoding.mask().collect(),
             POOLING_MASK => encoding.pooling_mask().collect(),
+            TASK_IDS => vec![i64::from(encoding.task); encoding.len()],
             other => {
                 return Err(Error::model(format!(
                     "expected inputs among `input_ids`, `attention_mask`, `token_type_ids`, `words_mask`, \
-                     `{POOLING_MASK}`, but found `{other}`"
+                     `{POOLING_MASK}`, `{TASK_IDS}`, but found `{other}`"
                 )));
             }
         };

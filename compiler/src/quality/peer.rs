@@ -91,12 +91,26 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
             quoted(file.names())
         ))
     })?;
-    let own_texts = match own {
-        Some(own) => own.clone(),
-        None => {
-            let column = named(&file, &TEXT).map_or_else(|| text_column(path, &file), Ok)?;
-            let rows = file.rows(&[&column], MAX_VECTORS)?;
-            Texts::new(texts(path, &rows, &[&column], 0)?, path)?
+    let read = |column: String| {
+        let rows = file.rows(&[&column], MAX_VECTORS)?;
+        texts(path, &rows, &[&column], 0)
+    };
+    let column = named(&file, &TEXT);
+    let own_texts = match (own, column) {
+        (None, Some(column)) => Texts::new(read(column)?, path)?,
+        (None, None) => Texts::new(read(text_column(path, &file)?)?, path)?,
+        (Some(own), None) => own.clone(),
+        (Some(own), Some(column)) => {
+            let (found, expected) = (read(column)?, own.lines());
+            if let Some(row) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+                return Err(Error::config(format!(
+                    "expected the texts of `--texts` in `{}`, but found another one in row {}; leave out `--texts`, or the \
+                     column with the texts",
+                    path.display(),
+                    row + 1
+                )));
+            }
+            own.clone()
         }
     };
     let rows = file.rows(&[&vector], MAX_VECTORS)?;

@@ -236,7 +236,7 @@ impl ServedEncoder {
                 let labels = LABELS.map(str::to_owned);
                 let texts: Vec<String> =
                     texts.into_iter().map(|text| fitting(pipeline, text, &labels)).collect();
-                let logits = pipeline.logits(&texts, &labels, "", deadline).await?;
+                let logits = pipeline.logits(&texts, &labels, "", TRUNCATION, deadline).await?;
                 logits.rows.iter().map(|logits| ScoreFunction::Sigmoid.apply(logits)).collect()
             }
             Self::ZeroShotEntities(pipeline) => {
@@ -348,6 +348,7 @@ async fn embed(
             None => None,
         },
         prompt: None,
+        task: None,
         dimensions: None,
         max_values: usize::MAX,
     };

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use super::{
     Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, ScaledTile, Sums, assert_product, assert_tile,
-    intrinsics, with_row_count,
+    intrinsics, row_size, with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -72,16 +72,18 @@ impl Kernel for Avx512Vnni {
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
         assert_tile::<Self>(rows, &panels, out.len());
-        let [left, right] = panels.map(|panel| panel.blocks);
+        let [left, right] = [panels[0].blocks, panels[1].blocks];
+        let size = row_size::<Self>(left.len() * GROUP);
         // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>(rows, left, right, out) });
+        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>((rows, size), left, right, out) });
     }
 
     fn add_tile(self, tile: &ScaledTile<'_>, _: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
         assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
         assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
+        let size = row_size::<Self>(tile.panels[0].blocks.len() * GROUP);
         // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { add_tile::<R>(tile, totals) });
+        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { add_tile::<R>(tile, size, totals) });
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
@@ -97,9 +99,14 @@ fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
 }
 
 /// # Safety
-/// `rows` has `R` rows, each with one activation per input in `left` and `right`.
+/// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out: &mut [[Sums; 2]; R]) {
+pub(super) unsafe fn tile<const R: usize>(
+    rows: (&[u8], usize),
+    left: &[Block],
+    right: &[Block],
+    out: &mut [[Sums; 2]; R],
+) {
     let store = |sums: &[[__m512i; 2]; R]| {
         for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
             // SAFETY: `Sums` is 64 bytes long, as is a register.
@@ -111,9 +118,13 @@ unsafe fn tile<const R: usize>(rows: &[u8], left: &[Block], right: &[Block], out
 }
 
 /// # Safety
-/// The tile has `R` rows, each with one activation per input in the panels, and a range per row.
+/// The tile has `R` rows of `size` bytes, each with one activation per input in the panels, and a range per row.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_tile<const R: usize>(tile: &ScaledTile<'_>, totals: &mut [[Lanes; 2]; R]) {
+pub(super) unsafe fn add_tile<const R: usize>(
+    tile: &ScaledTile<'_>,
+    size: usize,
+    totals: &mut [[Lanes; 2]; R],
+) {
     let Some(ranges) = tile.ranges.first_chunk::<R>() else { unreachable!("a range per row") };
     let add = |sums: &[[__m512i; 2]; R]| {
         // SAFETY: `Lanes` is 64 bytes long, as is a register.
@@ -134,32 +145,30 @@ unsafe fn add_tile<const R: usize>(tile: &ScaledTile<'_>, totals: &mut [[Lanes; 
         }
     };
     // SAFETY: per this function's contract.
-    unsafe { multiply(tile.rows, tile.panels.map(|panel| panel.blocks), add) }
+    unsafe { multiply((tile.rows, size), [tile.panels[0].blocks, tile.panels[1].blocks], add) }
 }
 
 /// Calls `finish` with the sums of `R` rows, in registers.
 ///
 /// # Safety
-/// `rows` has `R` rows, each with one activation per input in `left` and `right`.
+/// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn multiply<const R: usize>(
-    rows: &[u8],
+    (rows, size): (&[u8], usize),
     [left, right]: [&[Block]; 2],
     finish: impl FnOnce(&[[__m512i; 2]; R]),
 ) {
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
-    let width = left.len() * GROUP;
+    // SAFETY: a block is 64 bytes long, as is a register. Any address may be prefetched.
+    let load = |block: &Block| unsafe {
+        _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+        _mm512_loadu_si512((&raw const *block).cast())
+    };
     for (step, (left, right)) in left.iter().zip(right).enumerate() {
-        let [left, right] = [left, right].map(|block| {
-            // SAFETY: a block is 64 bytes long, as is a register. Any address may be prefetched.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
-                _mm512_loadu_si512((&raw const *block).cast())
-            }
-        });
+        let (left, right) = (load(left), load(right));
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: per this function's contract.
-            let group = unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
+            let group = unsafe { rows.as_ptr().add(r * size + step * GROUP).cast::<i32>().read_unaligned() };
             let group = _mm512_set1_epi32(group);
             sums[0] = _mm512_dpbusd_epi32(sums[0], group, left);
             sums[1] = _mm512_dpbusd_epi32(sums[1], group, right);

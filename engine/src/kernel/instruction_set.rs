@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::OnceLock};
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::AmxInt8;
 #[cfg(target_feature = "simd128")]
 use super::Simd128;
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +17,9 @@ use super::{RelaxedDot, RelaxedMadd};
 /// A kernel this processor can execute.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InstructionSet {
+    /// 8-bit matrix products and AVX-512.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    AmxInt8(AmxInt8),
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni(Avx512Vnni),
@@ -60,6 +65,8 @@ impl InstructionSet {
     /// The name in configurations.
     pub fn name(self) -> &'static str {
         match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxInt8(_) => "amx-int8",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
@@ -88,6 +95,8 @@ impl InstructionSet {
     /// All kernels this processor can execute, fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
         let all = [
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            AmxInt8::new().map(Self::AmxInt8),
             #[cfg(target_arch = "x86_64")]
             Avx512Vnni::new().map(Self::Avx512Vnni),
             #[cfg(target_arch = "x86_64")]
@@ -112,6 +121,8 @@ impl InstructionSet {
     /// Calls a function compiled for these instructions.
     pub fn call<F: KernelFn>(self, function: F) -> F::Output {
         match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxInt8(kernel) => kernel.call(function),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(kernel) => kernel.call(function),
             #[cfg(target_arch = "x86_64")]
@@ -136,6 +147,8 @@ impl InstructionSet {
 impl fmt::Display for InstructionSet {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxInt8(_) => "AMX",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(_) => "AVX-512 VNNI",
             #[cfg(target_arch = "x86_64")]

@@ -13,9 +13,8 @@
 //! # Weights
 //! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
 //! four inputs' weights are adjacent. A [`Block`] has 64 bytes: one register with AVX-512 VNNI, two with AVX-VNNI or
-//! AVX2, four with NEON, and one tile-register row with AMX. Activations are rows in a format that each kernel defines,
-//! see [`Kernel::store_activations`]. AMX would fit in: its tiles hold unsigned activation rows and these weight
-//! blocks. An AMX kernel does not exist yet.
+//! AVX2, four with NEON, and one row of a matrix register with AMX. Activations are rows in a format that each kernel
+//! defines, see [`Kernel::store_activations`].
 //!
 //! # Unsafe code
 //! This crate has `unsafe` code for two reasons:
@@ -24,6 +23,8 @@
 //! - Unaligned loads and stores between memory and vector registers. Their pointers are derived from references to
 //!   arrays at least as long as the register, or from slices whose length is asserted.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -37,6 +38,8 @@ mod simd128;
 #[cfg(test)]
 mod tests;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub use amx::AmxInt8;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
@@ -200,17 +203,7 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     fn add_tile(self, tile: &ScaledTile<'_>, sums: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
         assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
         self.tile(tile.rows, tile.panels, sums);
-        let scales = [self.load(&tile.scales[0]), self.load(&tile.scales[1])];
-        let column_sums = [self.load(&tile.column_sums[0]), self.load(&tile.column_sums[1])];
-        for ((range, sums), totals) in tile.ranges.iter().zip(sums).zip(totals) {
-            let before = tile.bias.as_ref().unwrap_or(&*totals);
-            let before = [self.load(&before[0]), self.load(&before[1])];
-            for half in 0..2 {
-                let base = self.mul_add(self.splat(range.least), column_sums[half], before[half]);
-                let scale = self.mul(self.splat(range.scale), scales[half]);
-                self.store(self.mul_add(self.load_i32(&sums[half]), scale, base), &mut totals[half]);
-            }
-        }
+        add_sums(self, tile, sums, totals);
     }
 
     /// Multiplies one to [`MAX_ROWS`] rows, as many as `out` has, with `depth` values each, by 32 columns.
@@ -218,6 +211,22 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// # Panics
     /// Unless `a` has as many rows with `depth` values, and `b` has `depth` rows with 32 values.
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);
+}
+
+/// The second part of [`Kernel::add_tile`].
+#[inline(always)]
+fn add_sums<K: Kernel>(kernel: K, tile: &ScaledTile<'_>, sums: &[[Sums; 2]], totals: &mut [[Lanes; 2]]) {
+    let scales = [kernel.load(&tile.scales[0]), kernel.load(&tile.scales[1])];
+    let column_sums = [kernel.load(&tile.column_sums[0]), kernel.load(&tile.column_sums[1])];
+    for ((range, sums), totals) in tile.ranges.iter().zip(sums).zip(totals) {
+        let before = tile.bias.as_ref().unwrap_or(&*totals);
+        let before = [kernel.load(&before[0]), kernel.load(&before[1])];
+        for half in 0..2 {
+            let base = kernel.mul_add(kernel.splat(range.least), column_sums[half], before[half]);
+            let scale = kernel.mul(kernel.splat(range.scale), scales[half]);
+            kernel.store(kernel.mul_add(kernel.load_i32(&sums[half]), scale, base), &mut totals[half]);
+        }
+    }
 }
 
 /// Implements methods by intrinsics.

@@ -16,6 +16,7 @@ fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
 impl Kernel for Plain {
     type F32x16 = Lanes;
 
+    #[inline(never)]
     fn call<F: KernelFn>(self, function: F) -> F::Output {
         function.call(self)
     }

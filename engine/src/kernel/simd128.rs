@@ -9,13 +9,14 @@
 mod emulated;
 #[cfg(target_feature = "relaxed-simd")]
 mod relaxed;
+mod tile;
 mod words;
 
 use std::{arch::wasm32::*, array};
 
 #[cfg(target_feature = "relaxed-simd")]
 use self::relaxed::{Bytes, Fused};
-use self::{emulated::Emulated, words::Words};
+use self::{emulated::Emulated, tile::tile, words::Words};
 use super::{Kernel, KernelFn, LANES, Lanes, MAX_TILE_ROWS, Panel, Rows, Sums, assert_product, assert_tile};
 
 /// 128-bit vectors, with multiply-adds by the instructions `M`, and integer products by `P`.
@@ -46,19 +47,36 @@ pub trait MultiplyAdds: Copy + Send + Sync + 'static {
     unsafe fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);
 }
 
-/// Instructions for integer products.
+/// Instructions for integer products. Columns are computed in two registers at a time.
 pub trait IntegerProducts: Copy + Send + Sync + 'static {
     /// As [`Kernel::ACTIVATION_SIZE`].
     const ACTIVATION_SIZE: usize;
+    /// Weights per register: four for each of its columns.
+    const WEIGHTS: usize;
 
     /// Stores activations, one per 16-bit lane.
     fn store_activations(self, words: [v128; 2], out: &mut [u8]);
 
-    /// Multiplies rows, as many as `out` has, by panel `n`.
+    /// Sums before the first product, for columns whose weights have the sums `column_sums`.
+    fn begin(self, column_sums: &[i32]) -> [v128; 2];
+
+    /// Loads a register of weights.
     ///
     /// # Safety
-    /// `rows` has as many rows as `out`, each with one activation per input in `panel`.
-    unsafe fn tile(self, rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]]);
+    /// `weights` points to as many.
+    unsafe fn load_weights(self, weights: *const i8) -> v128;
+
+    /// Loads four activations, for each column of a register.
+    ///
+    /// # Safety
+    /// `group` points to as many.
+    unsafe fn load_activations(self, group: *const u8) -> v128;
+
+    /// Adds products to a register of sums.
+    fn multiply_add(self, weights: v128, activations: v128, sums: v128) -> v128;
+
+    /// Writes the sums of the columns.
+    fn finish(self, sums: [v128; 2], out: &mut [i32]);
 }
 
 /// Numbers per register.
@@ -99,6 +117,8 @@ impl<M: MultiplyAdds, P: IntegerProducts> Kernel for Bits128<M, P> {
     const ACTIVATION_SIZE: usize = P::ACTIVATION_SIZE;
     const TILE_ROWS: usize = MAX_TILE_ROWS;
 
+    // Otherwise all kernels' code would be in one function, and hosts compile whole functions.
+    #[inline(never)]
     fn call<F: KernelFn>(self, function: F) -> F::Output {
         function.call(self)
     }
@@ -198,7 +218,7 @@ impl<M: MultiplyAdds, P: IntegerProducts> Kernel for Bits128<M, P> {
         assert_tile::<Self>(rows, &panels, out.len());
         for (n, panel) in panels.into_iter().enumerate() {
             // SAFETY: the row length was asserted.
-            unsafe { self.1.tile(rows, panel, n, out) };
+            unsafe { tile(self.1, rows, panel, n, out) };
         }
     }
 

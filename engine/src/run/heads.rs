@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Run;
+use super::{Run, rows::copy_row};
 use crate::{
     attention::{Head, Scores},
     kernel::Kernel,
@@ -33,7 +33,7 @@ pub(super) fn attend<K: Kernel>(
         let mut out = out.chunks_exact_mut(stride);
         run.each_part(value, rows, |part| {
             for (row, out) in part.chunks_exact(width).zip(&mut out) {
-                out[..size].copy_from_slice(&row[first..first + size]);
+                copy_row(&row[first..first + size], &mut out[..size]);
                 out[size..].fill(0.0);
             }
         });

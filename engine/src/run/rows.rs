@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use super::{Observer, Run, Scratch, Token};
 use crate::{
+    adapters::adapt,
+    experts::pass_experts,
     kernel::{Kernel, LANES},
     linear::{dense, linear},
     math::{activate, gate, normalize},
-    program::{Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
+    program::{Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
 };
 
 /// Executes a row stage for one block.
@@ -40,19 +42,7 @@ pub(super) fn rows<K: Kernel>(
                 }
             }
             RowOperation::Pool { pooling, input, .. } => {
-                for (text, out) in run.attended[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
-                    let tokens = match pooling {
-                        Pooling::First => text.start..text.end.min(text.start + 1),
-                        Pooling::Last => text.start.max(text.end.saturating_sub(1))..text.end,
-                        Pooling::Mean => text.clone(),
-                    };
-                    let count = tokens.len().max(1) as f32;
-                    out.fill(0.0);
-                    run.each_part(program.values[*input], tokens, |part| {
-                        part.chunks_exact(width).for_each(|row| add_to(out, row));
-                    });
-                    out.iter_mut().for_each(|value| *value /= count);
-                }
+                pool(run, *pooling, program.values[*input], &run.attended[rows.clone()], (&mut out, width));
             }
             RowOperation::Neighbours { input, before, .. } => {
                 join_neighbours(run, program.values[*input], (width, *before), &rows, &mut out);
@@ -84,6 +74,15 @@ pub(super) fn rows<K: Kernel>(
             RowOperation::Add { inputs: [left, right], .. } => {
                 add(&values[slot(left)], &values[slot(right)], &mut out)
             }
+            RowOperation::Adapt { inputs: [base, input], adapters, .. } => {
+                out.copy_from_slice(&values[slot(base)]);
+                let input = (&values[slot(input)][..], program.values[*input].width);
+                adapt_block(kernel, &run.tokens[rows.clone()], adapters, input, (&mut out, width));
+            }
+            RowOperation::Experts { input, part, .. } => {
+                let width = program.values[*input].width;
+                pass_experts(kernel, &values[slot(input)], width, part, quantized, &mut out);
+            }
             RowOperation::Norm { input, residual, norm, .. } => {
                 let stride = program.values[input.value].width;
                 let columns = values[slot(&input.value)].chunks_exact(stride);
@@ -112,6 +111,47 @@ pub(super) fn rows<K: Kernel>(
     }
     for value in &stage.stores {
         std::mem::swap(&mut *run.part_mut(slot(value), block), &mut values[slot(value)]);
+    }
+}
+
+/// Pools the rows of each text's tokens.
+#[inline(always)]
+fn pool(
+    run: &Run,
+    pooling: Pooling,
+    value: Value,
+    texts: &[Range<usize>],
+    (out, width): (&mut [f32], usize),
+) {
+    for (text, out) in texts.iter().zip(out.chunks_exact_mut(width)) {
+        let tokens = match pooling {
+            Pooling::First => text.start..text.end.min(text.start + 1),
+            Pooling::Last => text.start.max(text.end.saturating_sub(1))..text.end,
+            Pooling::Mean => text.clone(),
+        };
+        let count = tokens.len().max(1) as f32;
+        out.fill(0.0);
+        run.each_part(value, tokens, |part| {
+            part.chunks_exact(width).for_each(|row| add_to(out, row));
+        });
+        out.iter_mut().for_each(|value| *value /= count);
+    }
+}
+
+/// Adds the products of adapters for each token's task.
+#[inline(always)]
+fn adapt_block<K: Kernel>(
+    kernel: K,
+    tokens: &[Token],
+    adapters: &Adapters,
+    (input, inputs): (&[f32], usize),
+    (out, width): (&mut [f32], usize),
+) {
+    let rows = input.chunks_exact(inputs).zip(out.chunks_exact_mut(width));
+    for (token, (input, out)) in tokens.iter().zip(rows) {
+        if let Some(task) = (token.type_id as usize).checked_sub(1) {
+            adapt(kernel, adapters, task, input.as_chunks().0, out.as_chunks_mut().0);
+        }
     }
 }
 
@@ -156,10 +196,19 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
             let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width]
                 .chunks_exact_mut(width);
             for (out, context) in out.zip(contexts) {
-                out[head * size..][..size].copy_from_slice(context);
+                copy_row(context, &mut out[head * size..][..size]);
             }
         }
     }
+}
+
+/// Copies a short row, without the call that copies of unknown length are otherwise.
+#[inline(always)]
+pub(super) fn copy_row(row: &[f32], out: &mut [f32]) {
+    let (row, row_end) = row.as_chunks::<LANES>();
+    let (out, out_end) = out.as_chunks_mut::<LANES>();
+    out.iter_mut().zip(row).for_each(|(out, lanes)| *out = *lanes);
+    out_end.iter_mut().zip(row_end).for_each(|(out, value)| *out = *value);
 }
 
 /// Joins consecutive rows into rows of `width` numbers; the first is `before` rows before each token's own.

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     kernel::{InstructionSet, Kernel, KernelFn},
-    program::{Program, Stage},
+    program::{Attention, Largest, Program, RowStage, SpanHead, Stage},
 };
 
 impl Run {
@@ -18,36 +18,64 @@ impl Run {
         task: usize,
         scratch: &mut Scratch,
     ) {
-        instructions.call(Task { run: self, program, stage, task, scratch });
+        // A function per kind of stage: in WebAssembly, functions are compiled when they are first called.
+        match stage {
+            Stage::Rows(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
+            Stage::Attention(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
+            Stage::Largest(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
+            Stage::Spans(stage) => {
+                instructions.call(Task { run: self, program, stage: &**stage, task, scratch });
+            }
+        }
     }
 }
 
 /// A task that [`KernelFn`] calls with a kernel.
-struct Task<'a> {
+struct Task<'a, S> {
     run: &'a Run,
     program: &'a Program,
-    stage: &'a Stage,
+    stage: &'a S,
     task: usize,
     scratch: &'a mut Scratch,
 }
 
-impl KernelFn for Task<'_> {
+impl KernelFn for Task<'_, RowStage> {
     type Output = ();
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { run, program, stage, task, scratch } = self;
-        match stage {
-            Stage::Rows(stage) => rows(kernel, run, program, stage, task, scratch),
-            Stage::Attention(attention) => {
-                let HeadTask { text, part, parts } = run.heads[task];
-                let heads = part * attention.heads / parts..(part + 1) * attention.heads / parts;
-                for head in heads {
-                    attend(kernel, run, program, attention, (text, head), &mut scratch.head);
-                }
-            }
-            Stage::Largest(largest) => largest_outputs(kernel, run, program, (largest, task), scratch),
-            Stage::Spans(head) => score_spans(kernel, run, program, (head, task), scratch),
+        rows(kernel, self.run, self.program, self.stage, self.task, self.scratch);
+    }
+}
+
+impl KernelFn for Task<'_, Attention> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        let Self { run, program, stage: attention, task, scratch } = self;
+        let HeadTask { text, part, parts } = run.heads[task];
+        let heads = part * attention.heads / parts..(part + 1) * attention.heads / parts;
+        for head in heads {
+            attend(kernel, run, program, attention, (text, head), &mut scratch.head);
         }
+    }
+}
+
+impl KernelFn for Task<'_, Largest> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        largest_outputs(kernel, self.run, self.program, (self.stage, self.task), self.scratch);
+    }
+}
+
+impl KernelFn for Task<'_, SpanHead> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        score_spans(kernel, self.run, self.program, (self.stage, self.task), self.scratch);
     }
 }

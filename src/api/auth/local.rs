@@ -2,7 +2,8 @@
 //!
 //! Browsers let every page send simple requests to other sites, such as uploads, and a name that an attacker resolves to
 //! 127.0.0.1 makes the server's responses readable to the attacker's page (DNS rebinding). Programs on this machine use an
-//! address or a local name, and send no `origin`.
+//! address or a local name, and send no `origin`. Images and scripts of pages have none either: there, browsers say with
+//! `sec-fetch-site` (Fetch Metadata) that another site's page is asking.
 
 use std::net::IpAddr;
 
@@ -41,8 +42,11 @@ pub(super) fn check(request: &Parts) -> Result<(), &'static str> {
             found => found.is_none(),
         }
     };
+    let is = |name, value| request.headers.get(name).is_some_and(|found| found == value);
     match text(&request.headers, &ORIGIN)? {
         Some(origin) if is_other_page(origin) => Err(OTHER_ORIGIN),
+        // A link to the server's page may be on any site.
+        None if is("sec-fetch-site", "cross-site") && !is("sec-fetch-dest", "document") => Err(OTHER_ORIGIN),
         _ => Ok(()),
     }
 }
@@ -97,6 +101,17 @@ mod tests {
         assert_eq!(found("http://127.0.0.1:8080/v1/files", &[]), Ok(()), "HTTP/2");
         let extension = [("host", "localhost"), ("origin", "chrome-extension://abc")];
         assert_eq!(found("/v1/files", &extension), Ok(()));
+        let page = |site, destination| {
+            let own = [("host", "localhost"), ("sec-fetch-site", site), ("sec-fetch-dest", destination)];
+            found("/models", &own)
+        };
+        for site in ["same-origin", "same-site", "none"] {
+            assert_eq!(page(site, "image"), Ok(()), "{site}");
+        }
+        assert_eq!(page("cross-site", "document"), Ok(()));
+        for destination in ["image", "script", "iframe", "empty"] {
+            assert_eq!(page("cross-site", destination), Err(OTHER_ORIGIN), "{destination}");
+        }
         for host in [
             "evil.example",
             "evil.example:8080",

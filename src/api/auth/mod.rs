@@ -117,8 +117,9 @@ impl Guard {
                 ));
             }
         };
-        if matches!(access, Access::Open) && !scope.is_loopback() {
-            tracing::warn!(?scope, "open access: `auth.mode` is `none`");
+        if matches!(access, Access::Open) {
+            let keys = if has_keys { ", and the configured keys are ignored" } else { "" };
+            tracing::warn!(?scope, "open access: `auth.mode` is `none`{keys}");
         }
         let (proxy, quotas) = (Keys::of_proxy(config)?, Quotas::new(config)?);
         Ok(Self { access, proxy, rates: Rates::default(), quotas })

@@ -183,7 +183,7 @@ impl Form {
 }
 
 impl ReceivedFile {
-    async fn store(mut field: Field<'static>, pace: &mut Pace<'_>) -> Result<Self> {
+    async fn store(field: Field<'static>, pace: &mut Pace<'_>) -> Result<Self> {
         let name = field.file_name().unwrap_or("upload").to_owned();
         if name.chars().count() > MAX_NAME_CHARS {
             return Err(Error::invalid(format!(
@@ -193,17 +193,24 @@ impl ReceivedFile {
         let id = new_id(FILE);
         let names = FileNames::new(&pace.access.owner.folder, &id);
         let (chunks, stored) = spawn_storing(Arc::clone(&pace.access.files), names.contents)?;
+        let received = Self::pass_on(field, pace, chunks).await;
+        // Also after an error: nothing of a refused file is left when its sender gets the answer.
+        let failed = |_| Err(Error::inference("storing the file failed"));
+        let stored = stored.await.unwrap_or_else(failed);
+        received?;
+        Ok(Self { id, name, bytes: stored? })
+    }
+
+    async fn pass_on(mut field: Field<'static>, pace: &mut Pace<'_>, chunks: Chunks) -> Result<()> {
         while let Some(chunk) = pace.bound(field.chunk()).await? {
             pace.received += chunk.len() as u64;
-            // The error is that of storing, below.
+            // Storing has ended with an error.
             if chunks.send_async(Some(chunk)).await.is_err() {
-                break;
+                return Ok(());
             }
         }
         let _ = chunks.send_async(None).await;
-        let failed = |_| Err(Error::inference("storing the file failed"));
-        let bytes = stored.await.unwrap_or_else(failed)?;
-        Ok(Self { id, name, bytes })
+        Ok(())
     }
 }
 

@@ -18,12 +18,11 @@ use crate::{
         body_memory::RequestMemory,
         rejection::Reply,
         request,
-        response::{backend_header, with_backend},
+        response::{by_model, model_headers},
     },
-    backend::routing::Location,
     error::{Error, Result, quoted},
     json::{self, Budget, FromJson, Kind},
-    pipeline::generation::GenerationOptions,
+    pipeline::{Usage, generation::GenerationOptions},
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
 
@@ -47,12 +46,12 @@ impl Default for InputElements {
     }
 }
 
-/// A model's output, and where the model ran.
+/// A model's output, and its run.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) shape: Vec<usize>,
     pub(super) elements: Elements,
-    pub(super) location: Location,
+    pub(super) usage: Usage,
 }
 
 /// Elements in JSON; byte strings are texts.
@@ -462,7 +461,8 @@ pub(super) fn respond(
     request: &InferRequest,
     outputs: &[(&str, Output)],
 ) -> Reply {
-    let location = outputs.first().map_or_else(Location::default, |(_, output)| output.location);
+    // One run makes all outputs.
+    let usage = outputs.first().map(|(_, output)| output.usage.clone()).unwrap_or_default();
     let (mut tensors, mut all_bytes, mut has_bytes) = (Vec::new(), Vec::new(), false);
     for (name, output) in outputs {
         let bytes = request.is_binary_requested(name)?.then(|| output.elements.to_bytes());
@@ -479,7 +479,7 @@ pub(super) fn respond(
     let id = request.id.as_deref();
     let answer = InferResponse { id, model_name: model, model_version: version, outputs: tensors };
     if !has_bytes {
-        return Ok(with_backend(&answer, location));
+        return Ok(by_model(&answer, &usage));
     }
     let mut body = serde_json::to_vec(&answer)
         .map_err(|error| Error::inference_because("cannot write the response", error))?;
@@ -487,5 +487,5 @@ pub(super) fn respond(
     body.extend(all_bytes);
     let binary = HeaderValue::from_static("application/octet-stream");
     let headers = [(CONTENT_TYPE, binary), (JSON_LENGTH, json_length)];
-    Ok((backend_header(location), headers, body).into_response())
+    Ok((model_headers(&usage), headers, body).into_response())
 }

@@ -13,7 +13,8 @@ use axum::{
     http::StatusCode,
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 pub(super) use self::message::{InferRequest, InferResponse};
 use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
@@ -21,11 +22,12 @@ use super::{
     app::App,
     body::{self, ReadBody},
     rejection::Reply,
-    request::{Context, InPath},
+    request::{self, Context, InPath},
 };
 use crate::{
     backend::Deadline,
     error::{Error, Result},
+    json::Budget,
     model::{Entry, ModelState},
 };
 
@@ -60,6 +62,37 @@ pub(super) struct ServerMetadata {
     name: &'static str,
     /// Kivu's version.
     version: &'static str,
+}
+
+/// The body of `/v2/repository/index`, which may be empty.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct IndexRequest {
+    /// Whether only loaded models are listed; false by default.
+    ready: Option<bool>,
+}
+
+/// The body that loads or unloads a model, which may be empty.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct LoadRequest {
+    /// Only `unload_dependents`, which has no effect: no model depends on another one.
+    parameters: Option<Map<String, Value>>,
+}
+
+impl LoadRequest {
+    /// Refuses another configuration or other files for the model.
+    fn check(&self) -> Result<()> {
+        let other =
+            self.parameters.iter().flatten().map(|(name, _)| name).find(|name| *name != "unload_dependents");
+        match other {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(format!(
+                "expected no parameters, since bundles are immutable, but found `{}`; leave it out",
+                name.escape_debug()
+            ))),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -110,7 +143,23 @@ pub(super) async fn server() -> Json<ServerMetadata> {
     Json(ServerMetadata { extensions, name: "kivu", version: env!("CARGO_PKG_VERSION") })
 }
 
-pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> {
+/// Reads a body that may be empty; clients send no content type.
+async fn read_optional<T: DeserializeOwned + Default>(
+    app: &Arc<App>,
+    request: Request,
+) -> Reply<(Context, T)> {
+    let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+    let body = match bytes.trim_ascii() {
+        [] => T::default(),
+        _ => request::parse(&bytes, Budget::new(bytes.len(), app.limits.texts))?,
+    };
+    Ok((Context::new(app, deadline, Instant::now(), memory), body))
+}
+
+pub(super) async fn index(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Vec<IndexEntry>>> {
+    let (_, IndexRequest { ready }) = read_optional(&app, request).await?;
+    let is_listed =
+        |model: &&Arc<Entry>| !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded);
     let entry = |model: &Arc<Entry>| {
         let (state, reason) = match model.state() {
             ModelState::Loaded => ("READY", None),
@@ -122,7 +171,7 @@ pub(super) async fn index(State(app): State<Arc<App>>) -> Json<Vec<IndexEntry>> 
         };
         IndexEntry { name: model.name.clone(), reason, state, version: VERSION }
     };
-    Json(app.models().iter().map(entry).collect())
+    Ok(Json(app.models().iter().filter(is_listed).map(entry).collect()))
 }
 
 pub(super) async fn model_ready(
@@ -146,8 +195,8 @@ pub(super) async fn load(
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply<StatusCode> {
-    let ReadBody { deadline, memory, .. } = body::read(&app, request).await?;
-    let context = Context::new(&app, deadline, Instant::now(), memory);
+    let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
+    body.check()?;
     context.model(Some(&path.model)).await?;
     Ok(StatusCode::OK)
 }
@@ -156,7 +205,10 @@ pub(super) async fn load(
 pub(super) async fn unload(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
+    request: Request,
 ) -> Reply<StatusCode> {
+    let (_, body) = read_optional::<LoadRequest>(&app, request).await?;
+    body.check()?;
     let model = path.find(&app).await?;
     if !app.catalog.is_on_demand() {
         return Err(Error::invalid(format!(

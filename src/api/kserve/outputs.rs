@@ -5,7 +5,7 @@ use crate::{
     api::request::Context,
     backend::Deadline,
     error::{Error, Result},
-    pipeline::{Input, token_classification::TokenClassificationPipeline},
+    pipeline::{Input, Usage, token_classification::TokenClassificationPipeline},
     task::{
         classification::Scores,
         entities::{EntityFinder, TokenClassificationParameters},
@@ -17,7 +17,7 @@ use crate::{
 /// A score per text and label.
 pub(super) fn matrix(scores: &Scores) -> Output {
     let shape = vec![scores.rows.len(), scores.rows.first().map_or(0, Vec::len)];
-    Output { shape, elements: Elements::Fp32(scores.rows.concat()), location: scores.usage.location }
+    Output { shape, elements: Elements::Fp32(scores.rows.concat()), usage: scores.usage.clone() }
 }
 
 /// Logits per token and label: one row per input, padded with zeros to the longest.
@@ -36,7 +36,7 @@ pub(super) async fn logits(
     let logits = pipeline.logits(inputs, truncation, context.deadline).await?;
     let (longest, elements) = padded(&logits.rows, 0.0);
     let shape = vec![logits.rows.len(), longest / labels, labels];
-    Ok(Output { shape, elements: Elements::Fp32(elements), location: logits.usage.location })
+    Ok(Output { shape, elements: Elements::Fp32(elements), usage: logits.usage })
 }
 
 /// Entities per text, as JSON in the model hub's form.
@@ -48,7 +48,7 @@ pub(super) async fn entities(
     let found = finder.run(texts, deadline).await?;
     let json = found.texts.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>();
     let json = json.map_err(|error| Error::inference_because("the entities cannot be written", error))?;
-    Ok(Output { shape: vec![json.len(), 1], elements: Elements::Bytes(json), location: found.usage.location })
+    Ok(Output { shape: vec![json.len(), 1], elements: Elements::Bytes(json), usage: found.usage })
 }
 
 /// Generates from token ids: one row for each target, padded to the longest.
@@ -61,7 +61,8 @@ pub(super) async fn generated_ids(
     let rows = generated.rows.concat();
     let (longest, elements) = padded(&rows, generated.pad);
     let shape = vec![rows.len(), longest];
-    Ok(Output { shape, elements: Elements::Int64(elements), location: generated.location })
+    let usage = Usage { location: generated.location, ..Usage::default() };
+    Ok(Output { shape, elements: Elements::Int64(elements), usage })
 }
 
 /// Generates from texts: one row per text, with the requested number of results.
@@ -73,7 +74,7 @@ pub(super) async fn generated_texts(
     let generated = generator.run(texts, deadline).await?;
     let shape = vec![generated.texts.len(), generated.texts.first().map_or(0, Vec::len)];
     let texts = generated.texts.into_iter().flatten().map(|generated| generated.text.into_bytes());
-    Ok(Output { shape, elements: Elements::Bytes(texts.collect()), location: generated.usage.location })
+    Ok(Output { shape, elements: Elements::Bytes(texts.collect()), usage: generated.usage })
 }
 
 /// The length of the longest row, and all rows padded to it.

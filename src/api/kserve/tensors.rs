@@ -208,7 +208,7 @@ pub(super) async fn run<'a>(
             let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope)?;
             let (scores, usage) = ranker.run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
-            Output { shape, elements: Elements::Fp32(scores), location: usage.location }
+            Output { shape, elements: Elements::Fp32(scores), usage }
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             let generate_parameters = Some(request.generation_options()?);

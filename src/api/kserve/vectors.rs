@@ -115,7 +115,7 @@ pub(super) async fn run<'a>(
                 (vec![count, dense.first().map_or(0, |dense| dense.len())], Elements::Fp32(dense.concat()))
             }
         };
-        (*name, Output { shape, elements, location: usage.location })
+        (*name, Output { shape, elements, usage: usage.clone() })
     };
     Ok(names.iter().map(output).collect())
 }

@@ -118,6 +118,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     if !caller_may_use(&name) {
         return Err(unknown(&name, &app.models()).into());
     }
+    fetcher.check(&name).map_err(|error| Error::invalid(error.to_string()))?;
     let overloaded = |_| Rejection::from(Error::Overloaded { limit: 1, unit: "pulls" });
     let permit = Arc::clone(&app.pulls).try_acquire_owned().map_err(overloaded)?;
     let (app, handle) = (Arc::clone(app), tokio::runtime::Handle::current());

@@ -20,6 +20,7 @@ pub(super) const KSERVE: Api = Api {
         HEALTH.at("/v2/health/live", "v2_health_live"),
         HEALTH.at("/v2/health/ready", "v2_health_ready"),
         post!("/v2/repository/index", "index", kserve::index, "List the models")
+            .description("The body may be empty; `{\"ready\": true}` lists only loaded models.")
             .response::<Vec<kserve::IndexEntry>>(
                 "The served models, and whether they are loaded.",
                 r#"[{"name": "minilm", "state": "READY", "version": "1"}]"#,

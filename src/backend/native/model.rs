@@ -20,7 +20,7 @@ use super::{
     weights::{self, Buffer},
 };
 use crate::{
-    backend::{LABEL_VECTORS, MappedFiles, Signature},
+    backend::{LABEL_VECTORS, MappedFiles, Signature, TASK_IDS},
     error::{Error, Result},
     onnx_proto::ModelProto,
     tensor::{Elements, Tensor},
@@ -164,8 +164,8 @@ impl NativeModel {
                 other.shape()
             )));
         }
-        let [ids, types, mask, words] = graph::INPUTS.map(|name| self.input(inputs, name));
-        let types = types.or(words);
+        let [ids, types, mask, words, tasks] = graph::INPUTS.map(|name| self.input(inputs, name));
+        let types = types.or(words).or(tasks);
         let ids = ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
         let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
         if rows > 0 && columns == 0 {
@@ -217,9 +217,11 @@ impl NativeModel {
                 limit.saturating_sub(1)
             ))),
         };
-        let (types_name, type_limit) = match self.signature.inputs.iter().any(|input| input.name == WORDS) {
-            true => ("words", ids.len() + 1),
-            false => ("token types", limits.types),
+        let has = |name: &str| self.signature.inputs.iter().any(|input| input.name == name);
+        let (types_name, type_limit) = match () {
+            () if has(WORDS) => ("words", ids.len() + 1),
+            () if has(TASK_IDS) => ("tasks", limits.types),
+            () => ("token types", limits.types),
         };
         let (mut count, mut attended) = (0, 0);
         let mut tokens = Vec::with_capacity(ids.len());

@@ -41,15 +41,29 @@ pub struct Buffer {
 impl Buffer {
     /// Allocates `length` bytes.
     pub fn new(length: usize) -> Self {
-        Self { values: vec![0; length.div_ceil(size_of::<u64>())], filled: 0, length }
+        Self { values: Vec::with_capacity(length.div_ceil(size_of::<u64>())), filled: 0, length }
     }
 
     /// Appends `piece`; bytes beyond the length are ignored.
     pub fn fill(&mut self, piece: &[u8]) {
-        let free = &mut bytemuck::cast_slice_mut(&mut self.values)[self.filled..self.length];
-        let length = piece.len().min(free.len());
-        free[..length].copy_from_slice(&piece[..length]);
-        self.filled += length;
+        self.fill_with(piece.len(), |free| free.copy_from_slice(&piece[..free.len()]));
+    }
+
+    /// Appends a piece of `length` bytes, without bytes beyond the buffer's length: `copy` fills the slice. Returns what
+    /// was appended.
+    pub fn fill_with(&mut self, length: usize, copy: impl FnOnce(&mut [u8])) -> &[u8] {
+        let start = self.filled;
+        self.filled = start.saturating_add(length).min(self.length);
+        // Only the piece's words are initialized, which are in the processor's cache when they are written.
+        self.values.resize(self.filled.div_ceil(size_of::<u64>()), 0);
+        let piece = &mut bytemuck::cast_slice_mut(&mut self.values)[start..self.filled];
+        copy(piece);
+        piece
+    }
+
+    /// The bytes that were filled.
+    pub fn filled(self) -> Bytes {
+        Array::from(self.values).into_bytes().slice(..self.filled)
     }
 
     /// The bytes; an error unless all were filled.
@@ -60,7 +74,7 @@ impl Buffer {
                 self.length, self.filled
             )));
         }
-        Ok(Array::from(self.values).into_bytes().slice(..self.length))
+        Ok(self.filled())
     }
 }
 

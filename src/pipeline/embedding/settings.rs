@@ -16,6 +16,7 @@ use crate::{
         multi_vector::MultiVectorSettings,
         pooling::Pooling,
         roles::{self, RoleSettings, TextRole, UnknownRole},
+        similarity::Similarity,
         sparse::{SparseSettings, StaticQueries},
     },
 };
@@ -63,6 +64,8 @@ pub struct EmbeddingSettings {
     pub prompts: BTreeMap<String, String>,
     /// The number of each prompt's tokens, which pooling leaves out; `None` if it includes prompts.
     pub unpooled: Option<BTreeMap<String, usize>>,
+    /// Tasks for which the model has adapters, in the graph's order; each is the name of a prompt, too.
+    pub tasks: Vec<String>,
 }
 
 /// Dense vector settings: the graph output, and how it is pooled.
@@ -76,6 +79,8 @@ pub struct DenseSettings {
     pub normalize: bool,
     /// Values per vector.
     pub dimensions: usize,
+    /// How the model's vectors are compared in rankings.
+    pub similarity: Similarity,
 }
 
 /// Manifest settings, with the dense settings flattened.
@@ -86,11 +91,15 @@ struct Table {
     pooling: Option<Pooling>,
     normalize: Option<bool>,
     dimensions: Option<usize>,
+    /// Cosines if absent, as in most models.
+    similarity: Option<Similarity>,
     max_tokens: usize,
     default_prompt: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     prompts: BTreeMap<String, String>,
     unpooled: Option<BTreeMap<String, usize>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tasks: Vec<String>,
     sparse: Option<SparseSettings>,
     multi_vector: Option<Box<MultiVectorSettings>>,
 }
@@ -99,10 +108,11 @@ impl TryFrom<Table> for EmbeddingSettings {
     type Error = String;
 
     fn try_from(table: Table) -> Result<Self, String> {
-        let Table { max_tokens, default_prompt, prompts, unpooled, sparse, multi_vector, .. } = table;
+        let Table { max_tokens, default_prompt, prompts, unpooled, tasks, sparse, multi_vector, .. } = table;
         let dense = match (table.output, table.pooling, table.normalize, table.dimensions) {
             (Some(output), Some(pooling), Some(normalize), Some(dimensions)) => {
-                Some(DenseSettings { output, pooling, normalize, dimensions })
+                let similarity = table.similarity.unwrap_or_default();
+                Some(DenseSettings { output, pooling, normalize, dimensions, similarity })
             }
             (None, None, None, None) if sparse.is_some() || multi_vector.is_some() => None,
             _ => {
@@ -118,30 +128,45 @@ impl TryFrom<Table> for EmbeddingSettings {
         if unpooled.as_ref().is_some_and(is_uncounted) {
             return Err("expected a number in `unpooled` for each of `prompts`, but found fewer".to_owned());
         }
-        Ok(Self { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled })
+        if let Some(task) = tasks.iter().find(|task| !prompts.contains_key(*task)) {
+            return Err(format!("expected a prompt for each of `tasks`, but found none for `{task}`"));
+        }
+        Ok(Self { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled, tasks })
     }
 }
 
 impl From<EmbeddingSettings> for Table {
     fn from(settings: EmbeddingSettings) -> Self {
-        let EmbeddingSettings { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled } =
-            settings;
+        let EmbeddingSettings {
+            dense,
+            sparse,
+            multi_vector,
+            max_tokens,
+            default_prompt,
+            prompts,
+            unpooled,
+            tasks,
+        } = settings;
         let (mut output, mut pooling, mut normalize, mut dimensions) = (None, None, None, None);
+        let mut similarity = None;
         if let Some(dense) = dense {
             output = Some(dense.output);
             pooling = Some(dense.pooling);
             normalize = Some(dense.normalize);
             dimensions = Some(dense.dimensions);
+            similarity = Some(dense.similarity).filter(|similarity| *similarity != Similarity::default());
         }
         Self {
             output,
             pooling,
             normalize,
             dimensions,
+            similarity,
             max_tokens,
             default_prompt,
             prompts,
             unpooled,
+            tasks,
             sparse,
             multi_vector,
         }
@@ -222,6 +247,40 @@ impl EmbeddingSettings {
         })
     }
 
+    /// The name of the task that a request means, which may be spelled as in other packages.
+    pub fn task_name(&self, task: &str) -> Result<&str> {
+        let plain = |name: &str| name.replace(['-', '_'], ".");
+        let is_same = |name: &&String| plain(name) == plain(task) || roles::are_same(name, task);
+        let exact = self.tasks.iter().find(|name| *name == task);
+        let found = exact.or_else(|| self.tasks.iter().find(is_same));
+        found.map(String::as_str).ok_or_else(|| match self.tasks.is_empty() {
+            true => Error::invalid(format!(
+                "expected no `task` for a model without tasks, but found `{}`; its `prompt_name` may be a role, such as \
+                 `query`",
+                shown(task)
+            )),
+            false => Error::invalid(format!(
+                "expected a `task` among {}, but found `{}`",
+                quoted(&self.tasks),
+                shown(task)
+            )),
+        })
+    }
+
+    /// The number of the task for texts with this prompt, as in [`prompt`](Self::prompt); 0 for none.
+    pub(in crate::pipeline) fn task_of_prompt(&self, name: Option<&str>) -> Result<u32> {
+        if self.tasks.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.find_prompt(name)?.map_or(0, |(name, _)| self.task_number(name)))
+    }
+
+    /// A task's number, from 1 on; 0 for none.
+    pub(in crate::pipeline) fn task_number(&self, name: &str) -> u32 {
+        let place = self.tasks.iter().position(|task| task == name);
+        place.map_or(0, |place| u32::try_from(place + 1).unwrap_or(0))
+    }
+
     /// A prompt with its name.
     fn find_prompt(&self, name: Option<&str>) -> Result<Option<(&String, &String)>> {
         let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
@@ -255,12 +314,7 @@ impl EmbeddingSettings {
             let prompts = prompts.keys().map(String::as_str);
             let known: BTreeSet<_> = UnknownRole::known().into_iter().chain(prompts).collect();
             let known: Vec<_> = known.into_iter().collect();
-            let role: String = role.chars().take(40).collect();
-            Error::invalid(format!(
-                "expected a role among {}, but found `{}`",
-                quoted(&known),
-                role.escape_debug()
-            ))
+            Error::invalid(format!("expected a role among {}, but found `{}`", quoted(&known), shown(role)))
         })
     }
 
@@ -287,6 +341,11 @@ impl EmbeddingSettings {
         let name = name.or(self.default_prompt.as_deref());
         name.and_then(roles::text_role).unwrap_or(TextRole::Document)
     }
+}
+
+/// The beginning of a name in a request.
+fn shown(name: &str) -> String {
+    name.chars().take(40).collect::<String>().escape_debug().to_string()
 }
 
 #[cfg(test)]

@@ -64,10 +64,11 @@ impl GenerationConfig {
         Ok(())
     }
 
-    /// Random numbers for source `number` in a request.
+    /// Random numbers for source `number` in a request. Other seeds share none of them.
     pub(super) fn random(&self, number: usize) -> fastrand::Rng {
         let seed = self.sampling.and_then(|sampling| sampling.seed);
-        seed.map(|seed| fastrand::Rng::with_seed(seed.wrapping_add(number as u64))).unwrap_or_default()
+        let of_seed = |seed| fastrand::Rng::with_seed(seed).u64(..).wrapping_add(number as u64);
+        seed.map(|seed| fastrand::Rng::with_seed(of_seed(seed))).unwrap_or_default()
     }
 }
 

@@ -6,6 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
+use crate::json;
+
 /// A model's generation settings, from its `generation_config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -203,8 +205,7 @@ impl GenerationOptions {
 
     /// All option names.
     pub fn names() -> BTreeSet<String> {
-        let options = serde_json::to_value(Self::default()).unwrap_or_default();
-        options.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+        json::field_names::<Self>()
     }
 
     /// Takes unset options from `defaults`.

@@ -69,8 +69,12 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether an apparent sentence ends with an abbreviation, an initial, a list number or a quotation, and continues.
+/// Whether an apparent sentence ends inside of a word, or with an abbreviation, an initial, a list number or a quotation,
+/// and continues.
 fn continues(sentence: &str, next: &str) -> bool {
+    if is_inside_of_a_word(sentence, next) {
+        return true;
+    }
     let sentence = sentence.trim_end();
     if sentence.ends_with(['"', '”', '’', '»', '\'']) && next.starts_with(char::is_lowercase) {
         return true;
@@ -79,9 +83,21 @@ fn continues(sentence: &str, next: &str) -> bool {
     let word =
         sentence.rsplit(|letter: char| letter.is_whitespace() || letter == '(').next().unwrap_or_default();
     let is_alone = word.len() == sentence.trim_start().len();
-    let is_initial = word.chars().count() == 1 && word.chars().all(char::is_uppercase);
+    let is_letter = |part: &str| part.chars().count() == 1 && part.chars().all(char::is_alphabetic);
+    let is_initial = is_letter(word) && word.chars().all(char::is_uppercase);
+    // Such as `U.S.` and `p.m.`.
+    let is_initials = word.contains('.') && word.split('.').all(is_letter);
     let is_number = is_alone && !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit());
-    is_initial || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
+    is_initial || is_initials || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
+}
+
+/// Whether a full stop or another mark is a part of a word, such as of a web address.
+fn is_inside_of_a_word(sentence: &str, next: &str) -> bool {
+    /// The first character of writing systems without spaces between words (CJK Radicals Supplement).
+    const WITHOUT_SPACES: char = '\u{2e80}';
+    let marks = sentence.trim_end_matches(['"', '”', '’', '»', '\'', ')', ']']);
+    marks.ends_with(['.', '!', '?'])
+        && next.starts_with(|letter: char| letter < WITHOUT_SPACES && !letter.is_whitespace())
 }
 
 /// Halves a sentence that is too long, at the white space nearest to its middle; `None` for a single word.
@@ -149,6 +165,11 @@ mod tests {
             ("今日は。元気ですか？はい", "[今日は。][元気ですか？][はい]"),
             ("\"Stop!\" he said. Then?", "[\"Stop!\" he said.] [Then?]"),
             ("a\u{2029}b", "[a]\u{2029}[b]"),
+            ("See http://example.com/a?b=c&d=é!e. Then?", "[See http://example.com/a?b=c&d=é!e.] [Then?]"),
+            ("Is it (a?b)c? Yes!No", "[Is it (a?b)c?] [Yes!No]"),
+            ("元気?はい", "[元気?][はい]"),
+            ("The U.S. Army is big. At 5 p.m. Monday.", "[The U.S. Army is big.] [At 5 p.m. Monday.]"),
+            ("if (a != b) return; is 5!=120? Yes.", "[if (a != b) return; is 5!=120?] [Yes.]"),
             ("", ""),
             (" \n ", " \n "),
         ];

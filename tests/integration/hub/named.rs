@@ -267,6 +267,11 @@ fn damaged_bundles_are_built_again_and_can_be_removed() {
     fs::write(home.path().join("kivu/bundles/tickets/manifest.toml"), "damaged").unwrap();
     assert!(run(&["rm", "tickets"]).starts_with("removed tickets"));
     assert!(!home.path().join("kivu/bundles/tickets").exists());
+    run(&["run", "./tickets", "cat", "--precision", "fp32"]);
+    assert!(run(&["rm", "./tickets"]).starts_with("removed ./tickets"));
+    let folder = home.path().join("tickets").display().to_string();
+    let again = refusal(&mut command(&hub, home.path(), &["rm", &folder]));
+    assert!(again.contains("expected the name of a model on this machine"), "{again}");
 }
 
 #[test]

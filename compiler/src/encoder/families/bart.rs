@@ -113,6 +113,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
         head: None,
         head_input: HeadInput { read: HeadRead::Last, ..HeadInput::first(Activation::Tanh) },
         decoder: None,
+        tasks: None,
         details: Details {
             word_scale: scale,
             position_table: PositionTable { name: positions, unused: UNUSED_POSITIONS },

@@ -51,7 +51,7 @@ const DISTILBERT: Names = Names {
     labels: "classifier",
     ..BERT
 };
-const DEBERTA: Names = Names {
+pub(super) const DEBERTA: Names = Names {
     prefix: "deberta.",
     projections: &["attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"],
     dense: ("pooler.dense", false),
@@ -71,21 +71,21 @@ const ELECTRA_WIDTH: usize = 128;
 /// Reads a family member's `config.json`.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
-    let is_deberta = model_type == "deberta-v2";
+    let is_deberta = ["deberta", "deberta-v2"].contains(&model_type);
     let (names, default_types, head_activation) = match model_type {
         "distilbert" => (&DISTILBERT, 0, Activation::Relu),
         "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 2, Activation::Tanh),
         "data2vec-text" => (&DATA2VEC, 2, Activation::Tanh),
         "electra" => (&ELECTRA, 2, Activation::Gelu),
         "ernie" => (&ERNIE, 2, Activation::Tanh),
-        "deberta-v2" => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
+        _ if is_deberta => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
         "mpnet" => (&MPNET, 0, Activation::Tanh),
         _ => (&BERT, 2, Activation::Tanh),
     };
     // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
     match model_type {
-        "deberta-v2" => {}
+        _ if is_deberta => {}
         "distilbert" | "mpnet" => expect(config, "position_embedding_type", &"absolute".to_owned())?,
         _ => expect_absolute_positions(config)?,
     }
@@ -102,11 +102,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "mpnet" => {
             Positions::TableAfter { padding: padding(config)? }
         }
-        "deberta-v2" if !config.is_set_or("position_biased_input", true)? => Positions::None,
+        _ if is_deberta && !config.is_set_or("position_biased_input", true)? => Positions::None,
         _ => Positions::Table,
     };
     let bias = match model_type {
-        "deberta-v2" => Bias::Disentangled(Disentangled::read(config, &shared)?),
+        _ if is_deberta => Bias::Disentangled(Disentangled::read(config, &shared)?),
         "mpnet" => {
             expect(config, "relative_attention_num_buckets", &BUCKETS)?;
             let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
@@ -134,7 +134,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
     let is_electra = match config.model_type() {
         "electra" => true,
-        "deberta-v2" => false,
+        "deberta" | "deberta-v2" => false,
         "ernie" if config.is_set("use_task_id")? => {
             let task_types = config.get_size("task_type_vocab_size")?.unwrap_or(3);
             return Ok(Details { task_types, ..shared.details });

@@ -3,11 +3,13 @@
 mod albert;
 mod bart;
 mod bert;
+mod deberta;
 mod decoders;
 mod fields;
 mod gemma;
 mod gte;
 mod jina;
+mod jina_v3;
 mod llama;
 mod megatron;
 mod mistral;
@@ -19,6 +21,7 @@ mod t5;
 
 use std::path::Path;
 
+pub(crate) use self::jina_v3::JINA_V3;
 use super::config::EncoderConfig;
 use crate::{
     byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer, tokenizer_config::read_tokenizer,
@@ -27,7 +30,7 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 27] = [
+pub(crate) const MODEL_TYPES: [&str; 29] = [
     "bert",
     "distilbert",
     "roberta",
@@ -38,10 +41,12 @@ pub(crate) const MODEL_TYPES: [&str; 27] = [
     "ernie",
     "albert",
     "megatron-bert",
+    "deberta",
     "deberta-v2",
     "mpnet",
     "modernbert",
     "nomic_bert",
+    JINA_V3,
     "new",
     "gte",
     "eurobert",
@@ -72,9 +77,12 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
     match model_type {
         "bert" if jina::is_described_by(config)? => jina::read(config),
+        "xlm-roberta" if jina_v3::is_described_by(config) => jina_v3::read(config),
+        JINA_V3 => jina_v3::read(config),
         "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "electra"
         | "ernie" | "deberta-v2" | "mpnet" => bert::read(config),
         "albert" => albert::read(config),
+        "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
@@ -123,14 +131,18 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
         names if [bert::ROBERTA.prefix, bert::DATA2VEC.prefix].contains(&names.prefix) => {
             byte_pairs::tokenizer(folder)
         }
+        names if names.projections == deberta::PACKED.projections => byte_pairs::bert_tokenizer(folder),
         names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
         _ => read_tokenizer(folder),
     }
 }
 
-/// The body's weights, under their prefix in models with a head.
-pub(super) fn weights(config: &mut EncoderConfig, weights: Weights) -> Result<Weights> {
+/// The body's weights, under their prefix in models with a head. `folder` may have adapters for tasks.
+pub(super) fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) -> Result<Weights> {
     bart::name_words(config, &weights);
+    jina_v3::read_adapters(config, &mut weights, folder)?;
+    jina_v3::arrange_adapters(config, &mut weights)?;
+    deberta::arrange(config, &mut weights)?;
     let weights = weights.with_prefix(config.names.prefix, config.names.words);
     bart::check_words(config, &weights)?;
     Ok(weights)
@@ -139,6 +151,16 @@ pub(super) fn weights(config: &mut EncoderConfig, weights: Weights) -> Result<We
 /// Completes a description with properties visible only in the weights.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina::adapt(config, weights);
+    jina_v3::adapt(config, weights);
+}
+
+/// Whether a config with the `model_type` of another family belongs to Jina's own code.
+pub(crate) fn is_jinas(config: &ConfigFile) -> Result<bool> {
+    match config.model_type() {
+        "bert" => jina::is_described_by(config),
+        "xlm-roberta" => Ok(jina_v3::is_described_by(config)),
+        _ => Ok(false),
+    }
 }
 
 #[cfg(test)]
@@ -193,7 +215,7 @@ mod tests {
             changed("tiny-nomic", "rotary_emb_scale_base", json!(512)),
             changed("tiny-nomic", "rotary_scaling_factor", json!(0.5)),
             changed("tiny-nomic", "moe_every_n_layers", json!(2)),
-            changed("tiny-nomic", "activation_function", json!("gelu")),
+            changed("tiny-nomic", "activation_function", json!("relu")),
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
             changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
@@ -241,8 +263,8 @@ mod tests {
         expected an even number of rotated values in a head, but found 0 of 8
         expected no `rotary_emb_scale_base`, but found 512
         expected `rotary_scaling_factor` of at least 1, but found 0.5
-        expected no layers of experts, but found one in 2
-        expected `activation_function` `swiglu` or `geglu`, but found `gelu`
+        expected `num_experts` in `config.json`, but found none
+        expected `activation_function` `swiglu`, `geglu` or `gelu`, but found `relu`
         expected a `factor` of at least 1 for `ntk` scaling, but found none
         expected `ntk` scaling without `mixed_b`, but found 0.2
         expected rotary positions without scaling (`default`), `ntk`, but found `longrope`
@@ -254,6 +276,42 @@ mod tests {
         expected `feed_forward_type` `geglu` or `reglu`, but found `original`
         expected `position_embedding_type` `absolute`, but found null
         expected `position_embedding_type` `absolute`, but found `relative_key`
+        ");
+    }
+
+    #[test]
+    fn odd_terms_of_deberta_are_refused_by_name() {
+        let terms = [json!(["c2p", "p2p"]), json!(["c2p", "c2p"]), json!("P2C|p2p")];
+        let refusals = terms.map(|terms| changed("tiny-deberta", "pos_att_type", terms));
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `pos_att_type` of `c2p` and `p2c`, or one of them, but found `c2p`, `p2p`
+        expected `pos_att_type` of `c2p` and `p2c`, or one of them, but found `c2p`, `c2p`
+        expected `pos_att_type` of `c2p` and `p2c`, or one of them, but found `p2c`, `p2p`
+        ");
+        let spaced = changed("tiny-deberta", "pos_att_type", json!("c2p | P2C")).unwrap();
+        let listed = changed("tiny-deberta", "pos_att_type", json!(["c2p", "p2c"])).unwrap();
+        assert_eq!(format!("{spaced:?}"), format!("{listed:?}"));
+    }
+
+    #[test]
+    fn odd_experts_are_refused_by_name() {
+        let refusals = [
+            changed("tiny-nomic-moe", "moe_every_n_layers", json!(1)),
+            changed("tiny-nomic-moe", "moe_top_k", json!(5)),
+            changed("tiny-nomic-moe", "moe_normalize_expert_weights", json!(true)),
+            changed("tiny-nomic-moe", "expert_choice_router", json!(true)),
+            changed("tiny-nomic-moe", "num_shared_experts", json!(1)),
+            changed("tiny-nomic-moe", "activation_function", json!("swiglu")),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected `moe_every_n_layers` from 2, `num_experts` up to 256 and `moe_top_k` up to their number, but found 1, 4 and 2
+        expected `moe_every_n_layers` from 2, `num_experts` up to 256 and `moe_top_k` up to their number, but found 2, 4 and 5
+        expected `moe_normalize_expert_weights` false, but found true
+        expected `expert_choice_router` false, but found true
+        expected `num_shared_experts` 0, but found 1
+        expected `activation_function` `gelu` with experts, but found a gate
         ");
     }
 
@@ -303,12 +361,13 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 23] = [
+        const FIXTURES: [(&str, &str); 24] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
             ("camembert", "tiny-camembert-ner"),
             ("data2vec-text", "tiny-data2vec"),
+            ("deberta", "tiny-deberta"),
             ("deberta-v2", "tiny-deberta-v2"),
             ("distilbert", "tiny-distilbert"),
             ("electra", "tiny-electra"),
@@ -366,8 +425,11 @@ mod tests {
     }
 
     /// Keys read only if another is missing.
-    const ALTERNATIVES: [(&str, &str); 2] =
-        [("hidden_act", "activation_function"), ("sliding_window_pattern", "layer_types")];
+    const ALTERNATIVES: [(&str, &str); 3] = [
+        ("hidden_act", "activation_function"),
+        ("rope_theta", "rope_parameters"),
+        ("sliding_window_pattern", "layer_types"),
+    ];
 
     /// A key that is listed as read, but is not, would be ignored.
     #[test]
@@ -379,7 +441,7 @@ mod tests {
             let Some(fields) = model["files"]["config.json"].as_object() else { continue };
             let config = ConfigFile::new("config.json", fields.clone());
             if read(&config).is_ok() {
-                let family = (config.model_type().to_owned(), jina::is_described_by(&config).unwrap());
+                let family = (config.model_type().to_owned(), is_jinas(&config).unwrap());
                 configs.entry(family).or_default().push(fields.clone());
             }
         }

@@ -1,4 +1,4 @@
-//! NomicBERT: nomic-embed-text v1 and v1.5.
+//! NomicBERT: nomic-embed-text v1 and v1.5, and v2 with experts.
 
 use std::path::Path;
 
@@ -7,7 +7,9 @@ use serde::de::DeserializeOwned;
 use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
-    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
+    encoder::config::{
+        Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span, WORDS,
+    },
     layers::{Activation, AttentionWindow, Scaling},
     tokenizer_config::{read_bert_tokenizer, read_tokenizer},
 };
@@ -29,6 +31,12 @@ pub(super) const NAMES: Names = Names {
     labels: "classifier",
 };
 
+/// Without a gate.
+const PLAIN: Names = Names { up: &["mlp.fc1"], ..NAMES };
+
+/// Far above published models'.
+const MAX_EXPERTS: usize = 256;
+
 /// The positions in training, if the config does not state them.
 const TRAINED_POSITIONS: usize = 2048;
 
@@ -47,20 +55,17 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>("rotary_emb_scale_base")? {
         return Err(Error::model(format!("expected no `rotary_emb_scale_base`, but found {found}")));
     }
-    if let Some(found) = config.get::<i64>("moe_every_n_layers")?.filter(|every| *every > 0) {
-        return Err(Error::model(format!("expected no layers of experts, but found one in {found}")));
-    }
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let flag = |field: &str| own(config, field, false);
     let attention_bias = flag("qkv_proj_bias")?;
     let multiple = config.get("pad_vocab_size_multiple")?.filter(|multiple| *multiple > 0).unwrap_or(1);
-    let feed_forward = FeedForward {
-        width: feed_forward(config, heads)?,
-        activation: activation(config)?,
-        gate: Gate::Second,
-    };
+    let (activation, gate) = activation(config)?;
+    let feed_forward = FeedForward { width: feed_forward(config, heads, gate)?, activation, gate };
+    let names = if gate == Gate::None { &PLAIN } else { &NAMES };
+    let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     Ok(EncoderConfig {
+        details: Details { experts: experts(config, gate)?, ..shared.details },
         vocabulary: config.require_size("vocab_size")?.next_multiple_of(multiple),
         epsilon: config.get_any(&["layer_norm_epsilon", "layer_norm_eps"])?.unwrap_or(1e-12),
         types: config.get("type_vocab_size")?.unwrap_or(2),
@@ -71,7 +76,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             up: flag("mlp_fc1_bias")?,
             down: flag("mlp_fc2_bias")?,
         },
-        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+        ..shared
     })
 }
 
@@ -96,22 +101,51 @@ fn own<T: DeserializeOwned>(config: &ConfigFile, field: &str, default: T) -> Res
     }
 }
 
-/// Feed-forward width. The authors' code rounds its own field up.
-fn feed_forward(config: &ConfigFile, heads: Heads) -> Result<usize> {
+/// Feed-forward width. The authors' code rounds its own field up in gated parts.
+fn feed_forward(config: &ConfigFile, heads: Heads, gate: Gate) -> Result<usize> {
     let hidden = heads.queries * heads.width;
     match config.get_size("intermediate_size")? {
         Some(width) => Ok(width),
-        None => Ok(config.get_size("n_inner")?.unwrap_or(4 * hidden).next_multiple_of(256)),
+        None => {
+            let width = config.get_size("n_inner")?.unwrap_or(4 * hidden);
+            Ok(if gate == Gate::None { width } else { width.next_multiple_of(256) })
+        }
     }
 }
 
-fn activation(config: &ConfigFile) -> Result<Activation> {
+fn activation(config: &ConfigFile) -> Result<(Activation, Gate)> {
     match config.require_any::<String>(&["activation_function", "hidden_act"])?.as_str() {
-        "swiglu" | "silu" => Ok(Activation::Swish),
-        "geglu" => Ok(Activation::Gelu),
+        "swiglu" | "silu" => Ok((Activation::Swish, Gate::Second)),
+        "geglu" => Ok((Activation::Gelu, Gate::Second)),
+        "gelu" => Ok((Activation::Gelu, Gate::None)),
         other => Err(Error::model(format!(
-            "expected `activation_function` `swiglu` or `geglu`, but found `{other}`"
+            "expected `activation_function` `swiglu`, `geglu` or `gelu`, but found `{other}`"
         ))),
+    }
+}
+
+/// Layers with experts (nomic-embed-text-v2-moe).
+fn experts(config: &ConfigFile, gate: Gate) -> Result<Option<ExpertLayers>> {
+    let Some(every) = config.get::<usize>("moe_every_n_layers")?.filter(|every| *every > 0) else {
+        return Ok(None);
+    };
+    expect(config, "expert_choice_router", &false)?;
+    expect(config, "moe_normalize_expert_weights", &false)?;
+    expect(config, "num_shared_experts", &0)?;
+    expect(config, "ffn_div", &1)?;
+    let count = config.require_size("num_experts")?;
+    let top = config.require_size("moe_top_k")?;
+    if every < 2 || count > MAX_EXPERTS || top > count {
+        return Err(Error::model(format!(
+            "expected `moe_every_n_layers` from 2, `num_experts` up to {MAX_EXPERTS} and `moe_top_k` up to their number, but \
+             found {every}, {count} and {top}"
+        )));
+    }
+    match gate {
+        Gate::None => Ok(Some(ExpertLayers { every, count, top, name: "mlp" })),
+        Gate::First | Gate::Second => {
+            Err(Error::model("expected `activation_function` `gelu` with experts, but found a gate"))
+        }
     }
 }
 

@@ -69,6 +69,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         head: None,
         head_input: HeadInput::first(Activation::Tanh),
         decoder: None,
+        tasks: None,
         details: Details { attention_scale: Some(1.0), ..Details::default() },
     })
 }

@@ -1,7 +1,8 @@
-//! Multiply-adds in `f64`, where products are exact, rounded to `f32`. They equal fused multiply-adds unless the sum in
-//! `f64` was rounded to the middle between two `f32`, about once in 2^29 operations.
+//! Multiply-adds in `f64`, where products are exact, rounded to `f32`. A sum in `f64` that was rounded to the middle
+//! between two `f32`, about once in 2^29 operations, is corrected before it is rounded again, so that the results equal
+//! fused multiply-adds for all but subnormal numbers.
 
-use std::arch::wasm32::*;
+use std::{arch::wasm32::*, array};
 
 use super::{MultiplyAdds, map};
 use crate::kernel::{LANES, Lanes, Rows, part, with_row_count};
@@ -18,13 +19,18 @@ impl MultiplyAdds for Emulated {
     #[inline(always)]
     fn mul_add(self, a: v128, b: v128, c: v128) -> v128 {
         let [a, b, c] = [wide(a), wide(b), wide(c)];
-        let sum = |half: usize| f32x4_demote_f64x2_zero(f64x2_add(f64x2_mul(a[half], b[half]), c[half]));
-        i64x2_shuffle::<0, 2>(sum(0), sum(1))
+        let products = [f64x2_mul(a[0], b[0]), f64x2_mul(a[1], b[1])];
+        let mut sums = [f64x2_add(products[0], c[0]), f64x2_add(products[1], c[1])];
+        if !are_clear(sums) {
+            sums = [corrected_pair(sums[0], products[0], c[0]), corrected_pair(sums[1], products[1], c[1])];
+        }
+        i64x2_shuffle::<0, 2>(f32x4_demote_f64x2_zero(sums[0]), f32x4_demote_f64x2_zero(sums[1]))
     }
 
     #[inline(always)]
     fn mul_add_one(self, a: f32, b: f32, c: f32) -> f32 {
-        (f64::from(a) * f64::from(b) + f64::from(c)) as f32
+        let (product, addend) = (f64::from(a) * f64::from(b), f64::from(c));
+        corrected(product + addend, product, addend) as f32
     }
 
     unsafe fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
@@ -43,6 +49,41 @@ fn wide(a: v128) -> [v128; 2] {
     [f64x2_promote_low_f32x4(a), f64x2_promote_low_f32x4(i64x2_shuffle::<1, 1>(a, a))]
 }
 
+/// The bits that an `f32` does not have.
+const LOW: i64 = (1 << 29) - 1;
+/// Their value in the middle between two `f32`.
+const MIDDLE: i64 = 1 << 28;
+
+/// Whether no number is in the middle between two `f32`.
+#[inline(always)]
+fn are_clear<const N: usize>(sums: [v128; N]) -> bool {
+    let are_middles = sums.map(|sum| i64x2_eq(v128_and(sum, i64x2_splat(LOW)), i64x2_splat(MIDDLE)));
+    !v128_any_true(are_middles.into_iter().fold(i64x2_splat(0), |all, one| v128_or(all, one)))
+}
+
+#[cold]
+fn corrected_pair(sums: v128, products: v128, addends: v128) -> v128 {
+    let numbers = |pair| [f64x2_extract_lane::<0>(pair), f64x2_extract_lane::<1>(pair)];
+    let [sums, products, addends] = [numbers(sums), numbers(products), numbers(addends)];
+    let [first, second] = array::from_fn(|n| corrected(sums[n], products[n], addends[n]));
+    f64x2(first, second)
+}
+
+/// Moves a rounded sum that is in the middle between two `f32` by the smallest step towards the exact sum.
+fn corrected(sum: f64, product: f64, addend: f64) -> f64 {
+    let bits = sum.to_bits();
+    if bits as i64 & LOW != MIDDLE {
+        return sum;
+    }
+    // The rounding error, which is exact (Knuth's two-sum).
+    let other = sum - product;
+    let error = (product - (sum - other)) + (addend - other);
+    if error == 0.0 {
+        return sum;
+    }
+    f64::from_bits(if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 })
+}
+
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
@@ -58,10 +99,12 @@ unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &
                 let value = a.values.as_ptr().wrapping_add(r * a.stride + k);
                 // SAFETY: per this function's contract.
                 let value = f64x2_splat(f64::from(unsafe { *value }));
-                for (sum, columns) in sums.iter_mut().zip(columns) {
-                    let exact = f64x2_add(f64x2_mul(value, columns), *sum);
-                    *sum = f64x2_promote_low_f32x4(f32x4_demote_f64x2_zero(exact));
+                let products: [v128; COLUMNS / 2] = columns.map(|columns| f64x2_mul(value, columns));
+                let mut totals: [v128; COLUMNS / 2] = map(|i| f64x2_add(products[i], sums[i]));
+                if !are_clear(totals) {
+                    totals = map(|i| corrected_pair(totals[i], products[i], sums[i]));
                 }
+                *sums = totals.map(|total| f64x2_promote_low_f32x4(f32x4_demote_f64x2_zero(total)));
             }
         }
         for (sums, out) in sums.into_iter().zip(&mut *out) {

@@ -3,13 +3,10 @@
 use std::{arch::wasm32::*, array, hint::black_box};
 
 use super::{IntegerProducts, MultiplyAdds, WIDTH};
-use crate::kernel::{GROUP, LANES, Lanes, Panel, Rows, Sums, part, with_row_count};
+use crate::kernel::{GROUP, LANES, Lanes, Rows, part, with_row_count};
 
 /// Rows per register tile of `f32` products. With two registers of columns, their sums occupy 8 registers.
 const PRODUCT_ROWS: usize = 4;
-/// Rows per register tile of integer products. With two registers of columns, their sums occupy 10 registers: more than
-/// such instructions take cycles, times those that begin per cycle.
-const TILE_ROWS: usize = 5;
 /// Columns in two registers.
 const COLUMNS: usize = 2 * WIDTH;
 
@@ -107,6 +104,7 @@ impl Bytes {
 
 impl IntegerProducts for Bytes {
     const ACTIVATION_SIZE: usize = 1;
+    const WEIGHTS: usize = 16;
 
     #[inline(always)]
     fn store_activations(self, [low, high]: [v128; 2], out: &mut [u8]) {
@@ -117,87 +115,39 @@ impl IntegerProducts for Bytes {
         }
     }
 
-    unsafe fn tile(self, rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]]) {
-        let row_size = panel.blocks.len() * GROUP;
-        let part = part(out.len(), TILE_ROWS);
-        for (i, out) in out.chunks_mut(part).enumerate() {
-            let rows = &rows[i * part * row_size..];
-            // SAFETY: per this function's contract.
-            with_row_count!(out, R in 1 2 3 4 5 => unsafe { tile::<R>(self.offset, rows, panel, n, out) });
-        }
-    }
-}
-
-/// Multiplies `R` rows by panel `n`, half a panel at a time.
-///
-/// # Safety
-/// `rows` begins with `R` rows, each with one activation per input in `panel`.
-unsafe fn tile<const R: usize>(
-    offset: u8,
-    rows: &[u8],
-    panel: Panel<'_>,
-    n: usize,
-    out: &mut [[Sums; 2]; R],
-) {
-    let steps = panel.blocks.len();
-    let row_size = steps * GROUP;
-    let offset = i32x4_splat(i32::from(offset));
-    for half in 0..LANES / COLUMNS {
+    #[inline(always)]
+    fn begin(self, column_sums: &[i32]) -> [v128; 2] {
         // What the offset has taken from the sums.
         let taken = |register: usize| {
-            let sums = &panel.column_sums.as_chunks::<WIDTH>().0[2 * half + register];
+            let sums = &column_sums.as_chunks::<WIDTH>().0[register];
             // SAFETY: the array is one register long.
-            i32x4_mul(unsafe { v128_load(sums.as_ptr().cast()) }, offset)
+            i32x4_mul(unsafe { v128_load(sums.as_ptr().cast()) }, i32x4_splat(i32::from(self.offset)))
         };
-        let mut sums = [[taken(0), taken(1)]; R];
-        // Wrapping, since there may be no steps.
-        let mut weights = panel.blocks.as_ptr().cast::<i8>().wrapping_add(half * COLUMNS * GROUP);
-        let mut groups = array::from_fn(|r| rows.as_ptr().wrapping_add(r * row_size));
-        for _ in 0..steps / 4 {
-            // SAFETY: per this function's contract.
-            unsafe { multiply::<R, 4>(&mut weights, &mut groups, &mut sums) };
-        }
-        for _ in 0..steps % 4 {
-            // SAFETY: per this function's contract.
-            unsafe { multiply::<R, 1>(&mut weights, &mut groups, &mut sums) };
-        }
-        for (sums, out) in sums.into_iter().zip(&mut *out) {
-            let out = out[n].as_chunks_mut::<WIDTH>().0[2 * half..].iter_mut();
-            for (sums, out) in sums.into_iter().zip(out) {
-                // SAFETY: the array is one register long.
-                unsafe { v128_store(out.as_mut_ptr().cast(), sums) };
-            }
-        }
+        [taken(0), taken(1)]
     }
-}
 
-/// Adds the products of `STEPS` groups of four inputs to `sums`, and moves the pointers behind them.
-///
-/// # Safety
-/// As many groups follow in each row, and blocks at `weights`.
-#[inline(always)]
-unsafe fn multiply<const R: usize, const STEPS: usize>(
-    weights: &mut *const i8,
-    groups: &mut [*const u8; R],
-    sums: &mut [[v128; 2]; R],
-) {
-    for step in 0..STEPS {
-        let register = |register: usize| {
-            // SAFETY: half a block is two registers long.
-            unsafe { v128_load(weights.add(step * LANES * GROUP + register * 16).cast()) }
-        };
-        let weights = [register(0), register(1)];
-        for (group, sums) in groups.iter().zip(&mut *sums) {
-            // SAFETY: per this function's contract.
-            let activations = unsafe { v128_load32_splat(group.add(step * GROUP).cast()) };
-            for (sums, weights) in sums.iter_mut().zip(weights) {
-                *sums = i32x4_relaxed_dot_i8x16_i7x16_add(weights, activations, *sums);
-            }
-        }
+    #[inline(always)]
+    unsafe fn load_weights(self, weights: *const i8) -> v128 {
+        // SAFETY: per this function's contract.
+        unsafe { v128_load(weights.cast()) }
     }
-    // One half of a panel ends within the last block, the other behind it.
-    *weights = weights.wrapping_add(STEPS * LANES * GROUP);
-    for group in groups {
-        *group = group.wrapping_add(STEPS * GROUP);
+
+    #[inline(always)]
+    unsafe fn load_activations(self, group: *const u8) -> v128 {
+        // SAFETY: per this function's contract.
+        unsafe { v128_load32_splat(group.cast()) }
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, weights: v128, activations: v128, sums: v128) -> v128 {
+        i32x4_relaxed_dot_i8x16_i7x16_add(weights, activations, sums)
+    }
+
+    #[inline(always)]
+    fn finish(self, sums: [v128; 2], out: &mut [i32]) {
+        for (sums, out) in sums.into_iter().zip(out.as_chunks_mut::<WIDTH>().0) {
+            // SAFETY: the array is one register long.
+            unsafe { v128_store(out.as_mut_ptr().cast(), sums) };
+        }
     }
 }

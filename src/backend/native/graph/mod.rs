@@ -24,7 +24,7 @@ use kivu_engine::{
 pub(super) use self::constants::data;
 use super::stages::{Operation, assign_slots, divide};
 use crate::{
-    backend::{LABEL_VECTORS, Signature, TensorSpec},
+    backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec},
     error::{Error, Result},
     onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
     tensor::ElementType,
@@ -34,8 +34,8 @@ use crate::{
 /// too: they pad queries.
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
-/// Encoder inputs; a model has token types, or the word that begins with each token.
-pub(super) const INPUTS: [&str; 4] = ["input_ids", "token_type_ids", "attention_mask", WORDS];
+/// Encoder inputs; a model has token types, or the word that begins with each token, or the number of each token's task.
+pub(super) const INPUTS: [&str; 5] = ["input_ids", "token_type_ids", "attention_mask", WORDS, TASK_IDS];
 /// The number of the word that begins with each token, or 0.
 pub(super) const WORDS: &str = "words_mask";
 
@@ -55,14 +55,14 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         attended: BTreeSet::new(),
     };
     let has = |name: &str| graph.input.iter().any(|input| input.name == name);
-    if has(WORDS) && has("token_type_ids") {
-        return Err(unsupported("token types next to words"));
+    if ["token_type_ids", WORDS, TASK_IDS].into_iter().filter(|name| has(name)).count() > 1 {
+        return Err(unsupported("several inputs among token types, words and tasks"));
     }
     for input in &graph.input {
         let meaning = match input.name.as_str() {
             "input_ids" => Meaning::Ids,
             "attention_mask" => Meaning::Mask,
-            "token_type_ids" => Meaning::Types,
+            "token_type_ids" | TASK_IDS => Meaning::Types,
             WORDS => Meaning::Words { input: None, layers: 0 },
             LABEL_VECTORS => Meaning::Labels,
             name => return Err(unsupported(&format!("the input `{name}`"))),
@@ -160,16 +160,7 @@ impl<'a> Reader<'a> {
                 let table = Table::Fp32(self.array(input(0), rows * width)?);
                 self.lookup(table, rows, width, index)?
             }
-            (FUNCTIONS, "Positions" | "PositionsAfterPadding") => {
-                let (rows, width) = self.shape(input(0))?;
-                let table = Table::Fp32(self.array(input(0), rows * width)?);
-                if operator.1 == "PositionsAfterPadding" {
-                    let padding = self.scalar(input(2)).and_then(|padding| u32::try_from(padding).ok());
-                    let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
-                    self.padding = Some(padding.ok_or_else(no_padding)?);
-                }
-                self.lookup(table, rows, width, Index::Position)?
-            }
+            (FUNCTIONS, "Positions" | "PositionsAfterPadding") => self.positions(node)?,
             (FUNCTIONS, "FirstToken") => self.pool(Pooling::First, input(0))?,
             (FUNCTIONS, name @ ("FirstOfTokens" | "LastOfTokens" | "MeanOfTokens")) => {
                 self.require_mask(node, input(1))?;
@@ -202,6 +193,8 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "TextScores") => self.text_scores(node)?,
             (FUNCTIONS, "JoinedSpans" | "AttendedSpans" | "ExpertSpans") => self.counted_spans(node)?,
             (FUNCTIONS, "LabelScores") => self.label_scores(node)?,
+            (FUNCTIONS, "Adapted" | "AdaptedRows") => self.adapted(node)?,
+            (FUNCTIONS, name) if name.starts_with("Experts") => self.chosen_experts(node)?,
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,
@@ -246,6 +239,19 @@ impl<'a> Reader<'a> {
         };
         self.meanings.insert(output, meaning);
         Ok(())
+    }
+
+    /// A row of a table per token, by its position.
+    fn positions(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let input = |index: usize| node.input.get(index).map(String::as_str).unwrap_or_default();
+        let (rows, width) = self.shape(input(0))?;
+        let table = Table::Fp32(self.array(input(0), rows * width)?);
+        if node.op_type == "PositionsAfterPadding" {
+            let padding = self.scalar(input(2)).and_then(|padding| u32::try_from(padding).ok());
+            let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
+            self.padding = Some(padding.ok_or_else(no_padding)?);
+        }
+        self.lookup(table, rows, width, Index::Position)
     }
 
     fn meaning(&self, name: &str) -> Result<Meaning<'a>> {

@@ -4,8 +4,8 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Dense, Index, InputScaling, Largest, Linear, Norm, Per, RowOperation, Table, Value,
-        ValueId, View,
+        Activation, Adapters, Dense, ExpertLayers, Index, InputScaling, Largest, Linear, Norm, Per,
+        RowOperation, Table, Value, ValueId, View,
     },
 };
 
@@ -178,6 +178,79 @@ impl<'a> Reader<'a> {
         let inputs = [left, self.same(right, left)?];
         let out = self.value(per, width);
         self.row(per, RowOperation::Add { inputs, out });
+        Ok(self.all(out))
+    }
+
+    /// Adds the product of a task's adapters and an input, see `compiler/src/functions.rs`.
+    pub(super) fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let (inputs, down, up, shape) = match &node.input[..] {
+            [base, input, tasks, up, _, shape] => ([base, input, tasks], None, up, shape),
+            [base, input, tasks, up, _, shape, down] => ([base, input, tasks], Some(down), up, shape),
+            _ => return Err(refuse()),
+        };
+        let [base, input, tasks] = inputs;
+        let (base, input) = (self.whole(base)?, self.whole(input)?);
+        let (Value { per, width: outputs, .. }, inputs) = (self.values[base], self.values[input].width);
+        if self.index(tasks)? != Index::Type || per != Per::Token || self.values[input].per != per {
+            return Err(refuse());
+        }
+        self.check_width(inputs)?;
+        self.check_width(outputs)?;
+        let shape = self.integers(shape).unwrap_or_default();
+        let shape: Vec<usize> = shape.into_iter().filter_map(|side| usize::try_from(side).ok()).collect();
+        let [count, rank] = shape[..] else { return Err(refuse()) };
+        let numbers = count.checked_mul(rank).filter(|numbers| *numbers > 0).ok_or_else(refuse)?;
+        // Rows with the numbers of all tasks have zeros behind them, and so have the matrices behind their own rows.
+        let rows = if down.is_some() { numbers } else { inputs };
+        if numbers > rows {
+            return Err(refuse());
+        }
+        let size = |width: usize| rows.checked_mul(width / LANES).ok_or_else(refuse);
+        let adapters = Adapters {
+            rank,
+            down: down.map(|down| self.array(down, size(inputs)?)).transpose()?,
+            up: self.array(up, size(outputs)?)?,
+        };
+        self.limits.types = self.limits.types.min(count + 1);
+        let out = self.value(per, outputs);
+        self.row(per, RowOperation::Adapt { inputs: [base, input], adapters, out });
+        Ok(self.all(out))
+    }
+
+    /// A feed-forward part with experts, see `compiler/src/functions.rs`.
+    pub(super) fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, router, bias, shape, constants @ ..] = &node.input[..] else { return Err(refuse()) };
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let shape = self.integers(shape).unwrap_or_default();
+        let shape: Vec<usize> = shape.into_iter().filter_map(|side| usize::try_from(side).ok()).collect();
+        let ([count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
+            return Err(refuse());
+        };
+        if constants.len() != *count || !(1..=*count).contains(top) || self.shape(router)? != (width, *count)
+        {
+            return Err(refuse());
+        }
+        let weights = self.array(router, width * count)?;
+        let router = Dense { outputs: *count, weights, bias: None };
+        let experts = constants.iter().map(|constants| {
+            let [first, second] = [&constants[..4], &constants[5..9]]
+                .map(|layer| [&*layer[0], &layer[1], &layer[2], &layer[3]]);
+            let mut first = self.layer(width, first)?;
+            first.activation = Some(Activation::Gelu);
+            let second = self.layer(first.outputs, second)?;
+            match second.outputs == width {
+                true => Ok([first, second]),
+                false => Err(refuse()),
+            }
+        });
+        let experts = experts.collect::<Result<_>>()?;
+        let bias = self.array(bias, width / LANES)?;
+        let part = Box::new(ExpertLayers { router, top: *top, experts, bias });
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Experts { input, part, out });
         Ok(self.all(out))
     }
 
