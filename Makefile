@@ -75,6 +75,8 @@ run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models in model
 
 # Independent steps run concurrently; the output ends with a table of their durations.
 TIMES := .kivu/test-times
+# A step that hangs is stopped after this time, so that its output remains.
+TEST_MINUTES := 85
 # Without `$(MAKE)`, so that `make --dry-run test` prints these lines instead of running them.
 TIMED = @tests/timed.py $(TIMES) $@ --
 
@@ -82,9 +84,10 @@ TIMED = @tests/timed.py $(TIMES) $@ --
 test: ## Install the test tools and run all tests
 	@mkdir -p .kivu
 	@rm -f $(TIMES)
-	@$(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
+	@TEST_DEADLINE=$$(($$(date +%s) + 60 * $(TEST_MINUTES))) \
+	  $(MAKE) --no-print-directory --jobs=3 test-all; status=$$?; tests/timed.py $(TIMES); exit $$status
 
-.PHONY: test-all test-format test-compile test-tools test-bundles test-unit test-kernels test-integration test-s3 test-walk
+.PHONY: test-all test-format test-program test-compile test-tools test-bundles test-unit test-kernels test-integration test-s3 test-walk
 test-all: test-format test-kernels test-integration test-s3 test-walk
 
 test-format:
@@ -93,21 +96,24 @@ test-format:
 test-tools:
 	$(TIMED) make --silent tools browser prometheus
 
-test-compile:
-	$(TIMED) sh -c 'cargo build --workspace --lib --bins && cargo test --workspace --no-run'
+test-program:
+	$(TIMED) cargo build --workspace --lib --bins
+
+test-compile: test-program
+	$(TIMED) cargo test --workspace --no-run
 
 # Uses the program that was compiled for the tests.
-test-bundles: test-compile
+test-bundles: test-program
 	$(TIMED) make --silent --old-file=program bundles
 
 test-unit: test-compile
 	$(TIMED) sh -c 'cargo test --workspace --exclude kivu-node --exclude kivu-python --lib --test bits --test streaming && \
 	  cargo test --workspace --doc'
 
-test-integration: test-tools test-bundles test-unit
+test-integration: test-tools test-compile test-bundles test-unit
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
 
-test-s3: test-tools test-bundles
+test-s3: test-tools test-compile test-bundles
 	$(TIMED) env $(TEST_TOOLS) cargo test --test integration s3::
 
 test-walk: test-s3

@@ -22,7 +22,7 @@ use std::{
     thread,
 };
 
-use config::{Environment, File, FileFormat};
+use config::{File, FileFormat, Value};
 pub use kivu_engine::kernel::InstructionSet;
 use serde::Deserialize;
 
@@ -44,6 +44,8 @@ use crate::error::{Error, Result};
 pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
 const PREFIX: &str = "KIVU";
+/// Keys whose variables are lists, separated by commas.
+const LISTS: [&str; 4] = ["models", "fleet.urls", "auth.keys", "batch.metadata"];
 /// The folder in a checkout for downloads and builds.
 const HOME: &str = ".kivu";
 /// The function's memory in MB, set by Lambda.
@@ -160,24 +162,13 @@ impl Config {
         let named = file.map(Path::to_owned).or_else(|| variable(FILE_VARIABLE).map(PathBuf::from));
         let is_required = named.is_some();
         let path = named.unwrap_or_else(|| FILE.into());
-        let keys = variables.iter().filter(|(name, _)| *name != FILE_VARIABLE);
-        let environment = Environment::with_prefix(PREFIX)
-            .prefix_separator("_")
-            .separator("__")
-            .ignore_empty(true)
-            .try_parsing(true)
-            .list_separator(",")
-            .with_list_parse_key("models")
-            .with_list_parse_key("fleet.urls")
-            .with_list_parse_key("auth.keys")
-            .with_list_parse_key("batch.metadata")
-            .source(Some(keys.map(|(name, value)| (name.clone(), value.clone())).collect()));
         let home = default_home(std::env::current_dir().ok().as_deref(), variable);
-        let mut config: Self = config::Config::builder()
-            .add_source(File::from(path.as_path()).format(FileFormat::Toml).required(is_required))
-            .add_source(environment)
-            .set_default("home", home.to_string_lossy().as_ref())
-            .and_then(|builder| builder.build())
+        let file = File::from(path.as_path()).format(FileFormat::Toml).required(is_required);
+        let mut config: Self = overrides(variables)
+            .try_fold(config::Config::builder().add_source(file), |builder, (key, value)| {
+                builder.set_override(key, value)
+            })
+            .and_then(|builder| builder.set_default("home", home.to_string_lossy().as_ref())?.build())
             .map_err(|error| {
                 let message = format!("cannot read `{}` or the variables `{PREFIX}_…`", path.display());
                 Error::Config { message, source: Some(Box::new(error)) }
@@ -274,6 +265,20 @@ impl Config {
     }
 }
 
+/// The keys that variables set, with texts as values; each is read as its key's type. The `config` crate's
+/// `Environment` guesses a type from the text instead, and reads the secret `0123` as the number 123.
+fn overrides(variables: &Variables) -> impl Iterator<Item = (String, Value)> {
+    let values = variables.iter().filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
+    values.filter_map(|(name, value)| {
+        let key = name.strip_prefix(PREFIX)?.strip_prefix('_')?.to_lowercase().replace("__", ".");
+        let value = match LISTS.contains(&key.as_str()) {
+            true => value.split(',').collect::<Vec<_>>().into(),
+            false => value.as_str().into(),
+        };
+        Some((key, value))
+    })
+}
+
 /// Error for a key whose value cannot be read.
 fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>) -> Error {
     let key = error.path().to_string();
@@ -346,6 +351,23 @@ mod tests {
         let config = load("", &[("KIVU_MODELS", "/models/a,/models/b")]).unwrap();
         let paths: Vec<_> = config.models.iter().map(|model| model.path.display().to_string()).collect();
         assert_eq!(paths, ["/models/a", "/models/b"]);
+    }
+
+    #[test]
+    fn texts_that_look_like_other_types_stay_as_they_are() {
+        for secret in ["0123", "1e5", "99999999999999999999", "TRUE", "nan", "+7", " 7", "a,b"] {
+            let config =
+                load("", &[("KIVU_AUTH__PROXY_SECRET", secret), ("KIVU_FLEET__TOKEN", secret)]).unwrap();
+            assert_eq!(config.auth.proxy_secret.unwrap().0, secret);
+            assert_eq!(config.fleet.token.unwrap().0, secret);
+        }
+        let config =
+            load("", &[("KIVU_MODELS", "7"), ("KIVU_PAGE", "false"), ("KIVU_LIMITS__TEXTS", "7")]).unwrap();
+        assert_eq!(
+            (config.models[0].path.as_path(), config.page, config.limits.texts),
+            (Path::new("7"), false, 7)
+        );
+        assert!(load("", &[("KIVU_LIMITS__TEXTS", "1.5")]).is_err());
     }
 
     #[test]
@@ -477,9 +499,10 @@ mod tests {
     fn debug_output_hides_secrets() {
         let keys =
             [("KIVU_AUTH__KEYS", "a:12,b:34"), ("KIVU_AUTH__FRONT", "sesame"), ("KIVU_AUTH__MODE", "keys")];
-        let auth = load("", &keys).unwrap().auth;
+        let config = load("", &[&keys[..], &[("KIVU_FLEET__TOKEN", "sesame")]].concat()).unwrap();
+        assert!(!format!("{config:?}").contains("sesame"));
+        let auth = config.auth;
         assert_eq!((auth.keys.len(), auth.mode), (2, Some(AuthMode::Keys)));
-        assert!(!format!("{auth:?}").contains("sesame"));
     }
 
     #[test]

@@ -3,10 +3,13 @@
 
     tests/timed.py FILE STEP -- COMMAND...   runs the command, and appends the step with its seconds to FILE
     tests/timed.py FILE                      prints the steps of FILE as a table
+
+At the time TEST_DEADLINE, in seconds since 1970, a command and its processes are stopped and listed.
 """
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -17,13 +20,30 @@ def run(file, step, command):
     started, clock = time.time(), time.monotonic()
     # The command must not take part in the jobs of the surrounding `make`.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
-    status = subprocess.run(command, env=environment).returncode
-    result = "passed" if status == 0 else f"failed ({status})"
+    limit = max(float(environment["TEST_DEADLINE"]) - started, 0) if "TEST_DEADLINE" in environment else None
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        status = process.wait(limit)
+        result = "passed" if status == 0 else f"failed ({status})"
+    except subprocess.TimeoutExpired:
+        subprocess.run(["ps", "-s", str(process.pid), "-o", "pid,etimes,time,args"])
+        status, result = 1, "stopped: out of time"
+    finally:
+        # Nothing is left after Ctrl-C, or if the command has ended without its processes.
+        kill_group(process)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     with file.open("a") as table:
         cpu = used.ru_utime + used.ru_stime
         table.write(f"{started:.1f}\t{time.monotonic() - clock:.1f}\t{cpu:.1f}\t{step}\t{result}\n")
     return 1 if status else 0
+
+
+def kill_group(leader):
+    try:
+        os.killpg(leader.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    leader.wait()
 
 
 def show(file):

@@ -8,6 +8,8 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
+use super::auth::Secret;
+
 /// Servers with the KServe v2 protocol, such as Triton.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -23,7 +25,7 @@ pub struct FleetConfig {
     /// PEM file with trusted certificates; by default the system's.
     pub ca: Option<PathBuf>,
     /// The bearer token in the `authorization` header.
-    pub token: Option<String>,
+    pub token: Option<Secret>,
 }
 
 impl Default for FleetConfig {

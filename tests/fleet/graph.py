@@ -26,6 +26,8 @@ class TritonPythonModel:
         self.pooling = parameters.get("pooling")
         # A slow model, for tests of queues and deadlines.
         self.delay = float(parameters.get("delay", 0))
+        # If this file exists, the model is slow.
+        self.slow = parameters.get("slow", "")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         folder = os.path.join(args["model_repository"], args["model_version"])
@@ -43,6 +45,6 @@ class TritonPythonModel:
         return values.astype(numpy.float32)
 
     def execute(self, requests):
-        time.sleep(self.delay)
+        time.sleep(1.5 if os.path.exists(self.slow) else self.delay)
         tensors = [pb_utils.Tensor(self.output, self.run(request)) for request in requests]
         return [pb_utils.InferenceResponse(output_tensors=[tensor]) for tensor in tensors]

@@ -73,6 +73,14 @@ impl Breaker {
             still @ Self::Open { .. } => still,
         };
     }
+
+    /// Opens at once.
+    pub(super) fn open(&mut self, now: Instant) {
+        if self.is_closed() {
+            *self = Self::Closed { failures: MAX_FAILURES };
+        }
+        self.failed(now);
+    }
 }
 
 #[cfg(test)]

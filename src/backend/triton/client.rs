@@ -71,9 +71,12 @@ impl FleetClient {
         let infer = |client: Arc<dyn KserveClient>, timeout| -> BoxFuture<'_, _> {
             Box::pin(async move { client.infer(call, timeout).await })
         };
-        let tensors = self.retry(deadline, tokens, infer).await?;
-        self.speed.learn(tokens, started.elapsed());
-        Ok(tensors)
+        let outcome = self.retry(deadline, tokens, infer).await;
+        // A request without a response would have taken even longer: the next one is given more time.
+        if outcome.is_ok() || started.elapsed() >= MIN_TIMEOUT {
+            self.speed.learn(tokens, started.elapsed());
+        }
+        outcome
     }
 
     async fn retry<'a, T: Send>(
@@ -90,8 +93,8 @@ impl FleetClient {
             if left < MIN_ATTEMPT {
                 break;
             }
-            let timeout = self.attempt_timeout(tokens, attempts, left);
-            let failure = match self.attempt(&mut tried, timeout, &request).await {
+            let timeout = self.attempt_timeout(tokens, attempts, left, &tried);
+            let failure = match self.attempt(&mut tried, timeout, left, &request).await {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
@@ -133,29 +136,41 @@ impl FleetClient {
     }
 
     /// The last attempt gets all the time that is left. Earlier ones end when they take much longer than expected,
-    /// so that a server that hangs does not use up the request's time.
-    fn attempt_timeout(&self, tokens: usize, attempts: usize, left: Duration) -> Duration {
+    /// so that a server that hangs does not use up the request's time; a server that has timed out once gets half of
+    /// the time that is left, unless there is another one.
+    fn attempt_timeout(
+        &self,
+        tokens: usize,
+        attempts: usize,
+        left: Duration,
+        tried: &[SocketAddr],
+    ) -> Duration {
         if attempts >= MAX_ATTEMPTS {
             return left;
         }
-        let expected =
-            if self.speed.is_known() { self.speed.estimate(tokens) * TIMEOUT_FACTOR } else { left / 2 };
-        expected.max(MIN_TIMEOUT).min(left)
+        let expected = self.speed.is_known().then(|| self.speed.estimate(tokens) * TIMEOUT_FACTOR);
+        let expected = expected.filter(|_| attempts == 1 || self.pool.has_other(tried));
+        expected.unwrap_or(left / 2).max(MIN_TIMEOUT).min(left)
     }
 
-    /// Sends the request to one server.
+    /// Sends the request to one server and waits for `time`, a part of the time that is `left`.
     async fn attempt<'a, T: Send>(
         &'a self,
         tried: &mut Vec<SocketAddr>,
         time: Duration,
+        left: Duration,
         request: &(impl Fn(Arc<dyn KserveClient>, Duration) -> BoxFuture<'a, Attempt<T>> + Sync),
     ) -> Attempt<T> {
         let until = Instant::now() + time;
         let attempt = timeout(time, self.pool.choose(tried)).await;
         let attempt = attempt.map_err(|_| FailureKind::Timeout)??;
         tried.push(attempt.socket());
-        let time = until.saturating_duration_since(Instant::now());
-        let response = timeout(time, request(Arc::clone(&attempt.client), time)).await;
+        let remaining = until.saturating_duration_since(Instant::now());
+        let response = timeout(remaining, request(Arc::clone(&attempt.client), remaining)).await;
+        if response.is_err() && time < left && !self.pool.has_other(&[attempt.socket()]) {
+            self.pool.check_slow(&attempt, left - time).await;
+            return Err(FailureKind::Timeout.into());
+        }
         let outcome = response.unwrap_or_else(|_| Err(FailureKind::Timeout.into()));
         attempt.ended(&outcome);
         outcome

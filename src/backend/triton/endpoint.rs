@@ -70,16 +70,14 @@ impl Endpoint {
         locked(&self.state).breaker.probe(Instant::now());
     }
 
-    fn record<T>(&self, outcome: &Attempt<T>) {
+    /// Records an attempt's outcome; `change` updates the breaker.
+    fn record(&self, failure: Option<FailureKind>, change: fn(&mut Breaker, Instant)) {
         let now = Instant::now();
-        let failure = outcome.as_ref().err().map(|failure| failure.kind);
         let mut state = locked(&self.state);
         let was_closed = state.breaker.is_closed();
-        if failure.is_some_and(FailureKind::is_unhealthy) {
-            state.breaker.failed(now);
-        } else {
+        change(&mut state.breaker, now);
+        if !failure.is_some_and(FailureKind::is_unhealthy) {
             state.responded_at = now;
-            state.breaker.succeeded();
         }
         match (was_closed, state.breaker.is_closed()) {
             (true, false) => telemetry::fleet::record_breaker_opened(self.server),
@@ -134,8 +132,22 @@ impl InFlight {
     }
 
     pub(super) fn ended<T>(&self, outcome: &Attempt<T>) {
-        *locked(&self.outcome) = outcome.as_ref().map_or_else(|failure| failure.kind.label(), |_| "ok");
-        self.endpoint.record(outcome);
+        let failure = outcome.as_ref().err().map(|failure| failure.kind);
+        *locked(&self.outcome) = failure.map_or("ok", FailureKind::label);
+        let change = match failure.is_some_and(FailureKind::is_unhealthy) {
+            true => Breaker::failed,
+            false => |breaker: &mut Breaker, _| breaker.succeeded(),
+        };
+        self.endpoint.record(failure, change);
+    }
+
+    /// Ends an attempt that timed out at an endpoint that then said whether the model is ready.
+    pub(super) fn timed_out(&self, is_ready: bool) {
+        *locked(&self.outcome) = FailureKind::Timeout.label();
+        match is_ready {
+            true => self.endpoint.record(None, |breaker, _| breaker.succeeded()),
+            false => self.endpoint.record(Some(FailureKind::Timeout), Breaker::open),
+        }
     }
 }
 

@@ -135,7 +135,7 @@ impl Fleet {
             model: model.to_owned(),
             version: config.version.clone(),
             roots: uses_tls.then(|| load_roots(config.ca.as_deref())).transpose()?,
-            authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
+            authorization: config.token.as_ref().map(|token| format!("Bearer {}", token.0)),
         };
         let pool = Arc::new(Pool::new(urls, settings, Arc::new(SystemResolver)));
         let client = Arc::new(FleetClient::new(model.to_owned(), pool));

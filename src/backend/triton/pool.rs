@@ -105,6 +105,15 @@ impl Pool {
         probe(&attempt).await.map(|()| attempt)
     }
 
+    /// Ends an attempt that was given less than the request's time, at the last healthy endpoint, after checking the
+    /// endpoint for at most `time`. If the model is ready, the endpoint is slow and stays in use; if not, it hangs.
+    pub(super) async fn check_slow(&self, attempt: &InFlight, time: Duration) {
+        match timeout(time, check_ready(attempt)).await {
+            Ok(ready) => attempt.timed_out(ready.is_ok()),
+            Err(_) => attempt.ended::<()>(&Err(FailureKind::Timeout.into())),
+        }
+    }
+
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         locked(&self.resolved).endpoints.clone()
     }
@@ -185,15 +194,19 @@ fn probe_in_background(endpoints: &[Arc<Endpoint>]) {
 
 /// Checks whether the model is ready on an endpoint, and records the outcome.
 async fn probe(attempt: &InFlight) -> Attempt<()> {
+    let outcome = check_ready(attempt).await;
+    attempt.ended(&outcome);
+    outcome
+}
+
+async fn check_ready(attempt: &InFlight) -> Attempt<()> {
     let ready = timeout(PROBE_TIMEOUT, attempt.client.check_ready()).await;
     let outcome = ready.unwrap_or_else(|_| Err(FailureKind::Timeout.into()));
     // A server that responds without being ready must not close the breaker.
-    let outcome = outcome.map_err(|failure| match failure.kind.is_unhealthy() {
+    outcome.map_err(|failure| match failure.kind.is_unhealthy() {
         true => failure,
         false => FailureKind::Unreachable.into(),
-    });
-    attempt.ended(&outcome);
-    outcome
+    })
 }
 
 #[cfg(test)]

@@ -464,6 +464,33 @@ async fn auto_leaves_a_slow_fleet() {
     assert_eq!(backends, ["triton", "onnx", "onnx", "onnx", "onnx"]);
 }
 
+/// The only server becomes much slower than its earlier responses: its requests still succeed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_becomes_slow_is_not_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = folder.path().join("slow");
+    let Some(stage) = Stage::set(&[("slow", slow.to_str().unwrap())], "") else { return };
+    let triton = stage.triton();
+    let apps = triton.urls().map(|url| stage.app(Policy::Fleet, &[url], LONG));
+    for app in &apps {
+        for _ in 0..3 {
+            assert_eq!(embed(app, &small()).await.status, 200);
+        }
+    }
+    fs::write(&slow, "").unwrap();
+    for app in &apps {
+        let asked = small();
+        let answers = join_all((0..2).map(|_| timed(embed(app, &asked)))).await;
+        assert!(failed(&answers).is_empty(), "{:#?}", failed(&answers));
+        let (answer, took) = timed(embed(app, &asked)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(
+            took < Duration::from_millis(2500),
+            "expected one attempt with more time, but it took {took:?}"
+        );
+    }
+}
+
 /// A model that runs only on the fleet needs no graph. Without a fleet it cannot be served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bundle_without_its_graph_runs_on_the_fleet() {
