@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -372,6 +373,39 @@ class Events(Base):
                 self.assertTrue(seen)
                 self.assertEqual([row["id"] for row in parsed(self.weed.get("out/lost.jsonl"))], list(range(5000)))
                 self.assertFalse([key for key in self.weed.keys("out/lost") if "checkpoint" in key])
+
+    def test_a_table_larger_than_a_part(self):
+        """Pages of Parquet are compressed when they are complete: a writer counts more bytes than it writes."""
+        generator = random.Random(2)
+        table = pyarrow.Table.from_pylist([row | {"noise": generator.randbytes(1500).hex()} for row in rows(17_000)])
+        pyarrow.parquet.write_table(table, self.folder / "parts.parquet")
+        self.weed.put("in/parts.parquet", (self.folder / "parts.parquet").read_bytes())
+        job = ["batch", f"s3://{BUCKET}/in/parts.parquet", f"s3://{BUCKET}/out/parts.parquet", "--model", CLASSIFIER]
+        sizes = {}
+
+        def fault(request, _):
+            number = request.command == "PUT" and re.search(r"partNumber=(\d+)", request.path)
+            if not number:
+                return None
+            if len(sizes) == 1 and not refusals:
+                refusals.append(number)
+                return "denied"
+            declared = request.headers.get("x-amz-decoded-content-length") or request.headers["content-length"]
+            sizes[int(number[1])] = int(declared)
+            return None
+        faults, refusals = Faults(self.weed.endpoint), []
+        faults.fault = fault
+        try:
+            self.assertEqual(kivu(faults.endpoint, *job, env=self.env, check=False).returncode, 1)
+            kivu(faults.endpoint, *job, env=self.env)
+        finally:
+            faults.stop()
+        *before, _ = [size for _, size in sorted(sizes.items())]
+        self.assertGreater(len(before), 1)
+        self.assertGreaterEqual(min(before), 5 * 1024 * 1024, sizes)
+        found = pyarrow.parquet.read_table(io.BytesIO(self.weed.get("out/parts.parquet")))
+        self.assertEqual(found.select(["id", "text", "noise"]), table)
+        self.assertEqual(found["label"].null_count, 0)
 
     def test_two_at_once_end_in_one_result(self):
         event = s3_event("in/twice.jsonl", self.put("in/twice.jsonl", lines(rows(3000))))
