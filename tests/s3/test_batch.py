@@ -650,6 +650,24 @@ class Survival(Base):
             faults.stop()
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/faulty.jsonl"))], list(range(20_000)))
 
+    def test_an_upload_that_fails_after_the_status(self):
+        self.weed.put("in/completed.jsonl", lines(rows(50)))
+        faults, seen = Faults(self.weed.endpoint), []
+
+        def fault(request, _):
+            if request.command == "POST" and "uploadId=" in request.path:
+                seen.append(request.path)
+                return "late error" if len(seen) < 3 else None
+            return None
+        faults.fault = fault
+        try:
+            kivu(faults.endpoint, "batch", f"s3://{BUCKET}/in/completed.jsonl", f"s3://{BUCKET}/out/completed.jsonl",
+                 "--model", CLASSIFIER, env=self.env)
+        finally:
+            faults.stop()
+        self.assertEqual(len(seen), 3)
+        self.assertEqual(len(parsed(self.weed.get("out/completed.jsonl"))), 50)
+
     def test_missing_permissions_are_reported_at_once(self):
         etag = self.weed.put("in/secret.jsonl", lines(rows(10)))["ETag"]
         faults = Faults(self.weed.endpoint)
