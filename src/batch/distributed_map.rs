@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answers, ErrorKind, RowError},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, State},
     compression::{Compression, Packer},
     format::Format,
     input::{Gauge, OpenInput},
@@ -283,60 +283,81 @@ fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::inference_because("the rows cannot be written", error)
 }
 
-/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report.
+/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report. An interrupted
+/// join can be repeated: the checkpoint is deleted last.
 pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
     let plan = Plan::new(rules, store, &join.run.input)?;
     let prefix = plan.parts(&join.run.run);
-    let Some(checkpoint) = claim(&plan, &join.run.run)? else {
+    let Some(mut checkpoint) = claim(&plan, &join.run.run)? else {
         return Ok(json!({ "status": "known", "output": plan.output.to_string() }));
     };
-    let mut parts: Vec<(u64, Part)> = Vec::new();
-    for key in plan.store.list(&prefix)? {
-        let first = key.rsplit('/').next().and_then(|name| name.parse().ok());
-        parts.extend(first.map(|first| (first, Part::Written(prefix.with_key(key)))));
+    if checkpoint.state.is_whole {
+        checkpoint.complete()?;
+    } else {
+        checkpoint = write_parts(&plan, &prefix, join.results.as_ref(), checkpoint).await?;
     }
-    parts.extend(failed(&plan.store, join.results.as_ref())?);
+    let State { progress, missing, .. } = checkpoint.state.clone();
+    let mut report = plan.job.report(Status::Finished, None, progress);
+    report.missing = missing;
+    report.text_column.clone_from(&plan.layout.column);
+    plan.job.write_report(&report)?;
+    for (_, url) in written_parts(store, &prefix)? {
+        store.delete(&url)?;
+    }
+    checkpoint.forget()?;
+    Ok(json!(report))
+}
+
+/// Each part's first row and URL.
+fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Url)>> {
+    let part = |key: String| Some((key.rsplit('/').next()?.parse::<u64>().ok()?, prefix.with_key(key)));
+    Ok(store.list(prefix)?.into_iter().filter_map(part).collect())
+}
+
+/// Writes the output from a run's parts.
+async fn write_parts(
+    plan: &Plan,
+    prefix: &Url,
+    results: Option<&Results>,
+    checkpoint: Box<Checkpoint>,
+) -> Result<Box<Checkpoint>> {
+    let written = written_parts(&plan.store, prefix)?;
+    let mut parts: Vec<(u64, Part)> =
+        written.into_iter().map(|(first, url)| (first, Part::Written(url))).collect();
+    parts.extend(failed(&plan.store, results)?);
     // A batch may have failed before another attempt wrote its part.
     parts.sort_by_key(|(first, part)| (*first, matches!(part, Part::Failed(..))));
     parts.dedup_by_key(|(first, _)| *first);
     let pieces = Pieces::new(plan.shape.clone());
     let packer = plan.shape.packer()?;
     let mut output = JoinedOutput { checkpoint, pieces, packer, progress: Progress::default() };
-    output.write(&plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
+    output.write(plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
     let (mut next, mut missing) = (0, Vec::new());
     for (first, part) in &parts {
         if *first > next {
             missing.push([next + 1, *first]);
             next = *first;
         }
-        let (progress, bytes) = part.read(&plan).await?;
+        let (progress, bytes) = part.read(plan).await?;
         next += progress.rows;
         output.progress.join(&progress);
-        output.write(&plan, &bytes)?;
+        output.write(plan, &bytes)?;
     }
-    let (checkpoint, progress) = output.finish()?;
-    let mut report = plan.job.report(Status::Finished, None, progress);
-    report.missing = missing;
-    report.text_column.clone_from(&plan.layout.column);
-    plan.job.write_report(&report)?;
-    for (_, part) in &parts {
-        if let Part::Written(url) = part {
-            plan.store.delete(url)?;
-        }
-    }
-    checkpoint.forget()?;
-    Ok(json!(report))
+    output.checkpoint.state.missing = missing;
+    output.finish()
 }
 
-/// Claims a run's output, from its beginning; `None` if it exists.
+/// Claims a run's output: from its beginning, or complete; `None` if its report is written, too.
 fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes()).to_hex().to_string();
     let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
     loop {
         match claim()? {
             None => return Ok(None),
-            Some(checkpoint) if checkpoint.state.upload.is_none() => return Ok(Some(checkpoint)),
-            // Joining takes only seconds, so it is restarted, not resumed.
+            Some(checkpoint) if checkpoint.state.is_whole || checkpoint.state.upload.is_none() => {
+                return Ok(Some(checkpoint));
+            }
+            // Joining takes only seconds, so an incomplete output is restarted, not resumed.
             Some(checkpoint) => checkpoint.abandon()?,
         }
     }
@@ -397,11 +418,11 @@ impl JoinedOutput {
         self.checkpoint.send(packed, &mut self.pieces, &self.progress)
     }
 
-    fn finish(mut self) -> Result<(Box<Checkpoint>, Progress)> {
+    fn finish(mut self) -> Result<Box<Checkpoint>> {
         self.checkpoint.begin()?;
         let packed = self.packer.finish().map_err(Error::io("cannot write the output"))?;
         self.checkpoint.finish(packed, &mut self.pieces, &self.progress)?;
-        Ok((self.checkpoint, self.progress))
+        Ok(self.checkpoint)
     }
 }
 

@@ -478,6 +478,68 @@ class Events(Base):
             function.stop()
 
 
+class Maps(Base):
+    """Rows that a state machine passes to the function, and the last call, which joins their answers."""
+
+    def batch(self, key, items, first=0):
+        items = [{"index": first + place, "row": row} for place, row in enumerate(items)]
+        return {"BatchInput": {"input": f"s3://{BUCKET}/{key}", "run": "run"}, "Items": items}
+
+    def join(self, key):
+        return {"join": {"input": f"s3://{BUCKET}/{key}", "run": "run"}}
+
+    def test_lines_that_are_not_objects_have_an_error(self):
+        items = [{"text": "a"}, 5, "x", [1], {"text": "b"}]
+        self.weed.put("in/scalars.jsonl", lines(items))
+        for first, batch in ((0, items[:2]), (2, items[2:])):
+            self.function.call(self.batch("in/scalars.jsonl", batch, first))
+        self.function.call(self.join("in/scalars.jsonl"))
+        found = parsed(self.weed.get("out/scalars.jsonl"))
+        self.assertEqual([row.get("text", row.get("input")) for row in found], ["a", "5", '"x"', "[1]", "b"])
+        self.assertEqual(["error" in row for row in found], [False, True, True, True, False])
+        self.assertEqual(self.report("out/scalars.jsonl")["errors"], {"row": 3})
+
+    def test_rows_that_are_split_at_another_delimiter_are_refused(self):
+        self.weed.put("in/semicolons.csv", b"id;text\n1;a\n2;b\n")
+        with self.assertRaisesRegex(RuntimeError, "CSVDelimiter.*SEMICOLON"):
+            self.function.call(self.batch("in/semicolons.csv", [{"id;text": "1;a"}, {"id;text": "2;b"}]))
+        self.function.call(self.batch("in/semicolons.csv", [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]))
+        self.function.call(self.join("in/semicolons.csv"))
+        output = self.weed.get("out/semicolons.csv").decode().splitlines()
+        self.assertEqual([line.split(";")[:2] for line in output], [["id", "text"], ["1", "a"], ["2", "b"]])
+
+    def test_an_interrupted_join_is_repeated_to_its_end(self):
+        key, services, faults = "in/joined.jsonl", Queue(), Faults(self.weed.endpoint)
+        interruptions = [("POST", "uploadId="), ("PUT", ".report.json"), ("DELETE", "000000000000005"), ("DELETE", "checkpoint")]
+
+        def fault(request, _):
+            is_next = interruptions and interruptions[0][0] == request.command and interruptions[0][1] in request.path
+            return "denied" if is_next else None
+        faults.fault = fault
+        function = Function(faults.endpoint, [BUNDLE], self.env | services.environment)
+        try:
+            self.weed.put(key, lines(rows(8)))
+            # Without the fourth and the fifth row.
+            for first in (0, 5):
+                function.call(self.batch(key, rows(3, first), first))
+            while interruptions:
+                with self.assertRaises(RuntimeError):
+                    function.call(self.join(key))
+                self.assertEqual(services.events, [])
+                interruptions.pop(0)
+            self.assertEqual(function.call(self.join(key))["rows"], 6)
+            self.assertEqual(function.call(self.join(key))["status"], "known")
+        finally:
+            function.stop()
+            faults.stop()
+            services.stop()
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/joined.jsonl"))], [0, 1, 2, 5, 6, 7])
+        report = self.report("out/joined.jsonl")
+        self.assertEqual((report["status"], report["rows"], report["missing"]), ("finished", 6, [[4, 5]]))
+        self.assertEqual([event["Detail"]["rows"] for event in services.events], [6, 6])
+        self.assertEqual(self.weed.keys("out/joined"), ["out/joined.jsonl", "out/joined.jsonl.report.json"])
+
+
 class Survival(Base):
     """Timeouts, killed functions and servers that restart."""
 
