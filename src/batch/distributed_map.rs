@@ -124,7 +124,7 @@ struct Plan {
 impl Plan {
     fn new(rules: &Rules, store: &Store, url: &str) -> Result<Self> {
         let url = url.parse::<Url>()?;
-        let object = store.head(&url, None)?;
+        let object = store.head(&url)?;
         let object =
             object.ok_or_else(|| Error::invalid(format!("expected a file at `{url}`, but found none")))?;
         if rules.sink(&url)?.is_some() {
@@ -179,7 +179,11 @@ impl Plan {
             is_resumable: false,
             sink: None,
         };
-        let input = RowInput { reader: reader(&self.shape.head, &self.layout, rows)?, gauge: Gauge::default(), size: None };
+        let input = RowInput {
+            reader: reader(&self.shape.head, &self.layout, rows)?,
+            gauge: Gauge::default(),
+            size: None,
+        };
         match process(input, predict, writer, Arc::new(()), None, Box::pin(pending())).await? {
             Ok((mut writer, End::Input)) => Ok((writer.progress, writer.pieces.take()?)),
             Ok((_, End::Rows(error) | End::Output(error))) => Err(error),
@@ -350,7 +354,8 @@ async fn write_parts(
 /// Claims a run's output: from its beginning, or complete; `None` if its report is written, too.
 fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes()).to_hex().to_string();
-    let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
+    let Plan { store, output, job, .. } = plan;
+    let claim = || s3_storage::claim(store, output, &job.input, &id, Duration::MAX, Existing::default());
     loop {
         match claim()? {
             None => return Ok(None),

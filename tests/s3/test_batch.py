@@ -3,6 +3,7 @@
     TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_CLASSIFIER=… python tests/s3/test_batch.py
 """
 
+import contextlib
 import csv
 import gzip
 import io
@@ -32,6 +33,7 @@ from collector import Collector  # noqa: E402
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
 CLASSIFIER = Path(os.environ["TEST_CLASSIFIER"])
+VERSIONED = "kivu-versions"
 KILLS = int(os.environ.get("TEST_KILLS", "100"))
 
 
@@ -282,6 +284,67 @@ class Events(Base):
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 5, "the event was about a replaced object")
         self.function.call(s3_event("in/repeat.jsonl", etag))
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 3)
+
+    def version(self, key, contents):
+        """Writes a version in a bucket with versioning, and returns its event."""
+        with contextlib.suppress(self.weed.s3.exceptions.BucketAlreadyOwnedByYou, self.weed.s3.exceptions.BucketAlreadyExists):
+            self.weed.s3.create_bucket(Bucket=VERSIONED)
+        self.weed.s3.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
+        written = self.weed.s3.put_object(Bucket=VERSIONED, Key=key, Body=contents)
+        event = s3_event(key, written["ETag"], written["VersionId"])
+        event["Records"][0]["s3"]["bucket"]["name"] = VERSIONED
+        return event
+
+    def test_late_events_of_older_versions_are_skipped(self):
+        get = lambda key: parsed(self.weed.s3.get_object(Bucket=VERSIONED, Key=key)["Body"].read())
+        keys = lambda prefix: [item["Key"] for item in self.weed.s3.list_objects_v2(Bucket=VERSIONED, Prefix=prefix).get("Contents", [])]
+        events = [self.version("in/versions.jsonl", lines(rows(count))) for count in (5, 3, 3)]
+        self.function.call(events[1])
+        self.assertEqual(keys("out/versions"), [], "the same contents were written again later")
+        for event in (events[2], events[0], events[1]):
+            self.function.call(event)
+            self.assertEqual(len(get("out/versions.jsonl")), 3)
+        self.assertEqual(keys("out/versions"), ["out/versions.jsonl", "out/versions.jsonl.report.json"])
+        event = self.version("in/deleted.jsonl", lines(rows(5)))
+        self.weed.s3.delete_object(Bucket=VERSIONED, Key="in/deleted.jsonl")
+        self.assertEqual(self.function.call(sqs(event)), {"batchItemFailures": []})
+        self.assertEqual(keys("out/deleted.jsonl"), [])
+
+    def test_an_older_job_that_ends_last_is_skipped(self):
+        """Another function does the newer job before the older one's last part, or before its upload is completed."""
+        changes = {"part": "partNumber=", "end": "uploadId="}
+        for bucket, put in ((BUCKET, lambda key, contents: s3_event(key, self.put(key, contents))), (VERSIONED, self.version)):
+            for moment, what in [("part", "replaced"), ("end", "replaced"), ("part", "deleted")]:
+                with self.subTest(f"{bucket}, {what} before the {moment}"):
+                    key = f"{what}-{moment}.jsonl"
+                    older, faults, done = put(f"in/{key}", lines(rows(5))), Faults(self.weed.endpoint), []
+
+                    def change(request, _):
+                        method = "PUT" if moment == "part" else "POST"
+                        if done or request.command != method or changes[moment] not in request.path:
+                            return
+                        done.append(request.path)
+                        if what == "deleted":
+                            self.weed.s3.delete_object(Bucket=bucket, Key=f"in/{key}")
+                        else:
+                            self.function.call(put(f"in/{key}", lines(rows(3))))
+                    faults.fault = change
+                    function = Function(faults.endpoint, [BUNDLE, CLASSIFIER], self.env)
+                    try:
+                        self.assertEqual(function.call(sqs(older)), {"batchItemFailures": []})
+                    finally:
+                        function.stop()
+                        faults.stop()
+                    self.assertEqual(len(done), 1)
+                    found = self.weed.s3.list_objects_v2(Bucket=bucket, Prefix=f"out/{key}").get("Contents", [])
+                    if what == "deleted":
+                        self.assertEqual(found, [])
+                    else:
+                        self.assertEqual([item["Key"] for item in found], [f"out/{key}", f"out/{key}.report.json"])
+                        output = self.weed.s3.get_object(Bucket=bucket, Key=f"out/{key}")["Body"].read()
+                        self.assertEqual(len(parsed(output)), 3)
+                    uploads = self.weed.s3.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+                    self.assertNotIn(f"out/{key}", [upload["Key"] for upload in uploads])
 
     def test_an_object_that_kivu_did_not_write_stays(self):
         self.weed.put("out/mine.jsonl", b"mine")
@@ -753,13 +816,18 @@ class Survival(Base):
     def test_an_object_that_is_replaced_while_it_is_read(self):
         # Larger than the ranges that are read ahead.
         big = lines([{"id": number, "text": "x " * 4000} for number in range(12000)])
-        etag = self.weed.put("in/moving.jsonl", big)["ETag"]
-        number = self.function.send(sqs(s3_event("in/moving.jsonl", etag)))
-        wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
-        etag = self.weed.put("in/moving.jsonl", lines(rows(10)))["ETag"]
-        self.assertEqual(self.function.wait(number)[1], {"batchItemFailures": [{"itemIdentifier": "message-0"}]})
-        self.assertEqual(self.function.call(sqs(s3_event("in/moving.jsonl", etag))), {"batchItemFailures": []})
-        self.assertEqual(len(parsed(self.weed.get("out/moving.jsonl"))), 10)
+        url = f"s3://{BUCKET}/in/moving.jsonl"
+        # The new object has its own event, unless the sender named the input.
+        for event, failures in ((lambda etag: s3_event("in/moving.jsonl", etag), []), (lambda _: {"input": url}, ["message-0"])):
+            etag = self.weed.put("in/moving.jsonl", big)["ETag"]
+            number = self.function.send(sqs(event(etag)))
+            wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
+            etag = self.weed.put("in/moving.jsonl", lines(rows(10)))["ETag"]
+            answer = self.function.wait(number)[1]
+            self.assertEqual([item["itemIdentifier"] for item in answer["batchItemFailures"]], failures)
+            self.assertEqual([key for key in self.weed.keys("out/moving") if "checkpoint" in key], [])
+            self.assertEqual(self.function.call(sqs(event(etag))), {"batchItemFailures": []})
+            self.assertEqual(len(parsed(self.weed.get("out/moving.jsonl"))), 10)
 
     def test_a_server_that_is_killed_and_comes_back(self):
         etag = self.weed.put("in/outage.jsonl", lines(rows(30_000)))["ETag"]
