@@ -233,7 +233,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
         return Ok(JobInput::Stdin);
     }
     let Some(url) = Url::of(input).transpose()? else { return Ok(JobInput::File(input.to_owned())) };
-    let object = store.head(&url, None)?;
+    let object = store.head(&url)?;
     let object =
         object.ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
     Ok(JobInput::Object(store.clone(), url, object))

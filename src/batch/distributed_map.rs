@@ -5,6 +5,7 @@
 //! call joins the parts.
 
 use std::{
+    collections::BTreeMap,
     future::pending,
     io::{Cursor, Write},
     sync::Arc,
@@ -12,11 +13,11 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     answer::{Answers, ErrorKind, RowError},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, State},
     compression::{Compression, Packer},
     format::Format,
     input::{Gauge, OpenInput},
@@ -33,11 +34,13 @@ use super::{
     target::{Target, Writer},
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
+    json::kind,
     repository::s3::{Condition, Store, Url, fit_key},
 };
 
-type Row = Map<String, Value>;
+/// The names that an error lists.
+const MAX_LISTED: usize = 8;
 
 /// A batch with rows or objects.
 #[derive(Debug, Deserialize)]
@@ -59,7 +62,8 @@ pub(super) struct Run {
 #[derive(Debug, Deserialize)]
 pub(super) struct Item {
     index: u64,
-    row: Row,
+    /// An object, unless the file has lines with other values.
+    row: Value,
 }
 
 #[derive(Debug, Deserialize)]
@@ -120,7 +124,7 @@ struct Plan {
 impl Plan {
     fn new(rules: &Rules, store: &Store, url: &str) -> Result<Self> {
         let url = url.parse::<Url>()?;
-        let object = store.head(&url, None)?;
+        let object = store.head(&url)?;
         let object =
             object.ok_or_else(|| Error::invalid(format!("expected a file at `{url}`, but found none")))?;
         if rules.sink(&url)?.is_some() {
@@ -155,20 +159,6 @@ impl Plan {
         self.output.with_key(fit_key(&format!("{}.parts-{run}/", self.output.key)))
     }
 
-    fn reader(&self, rows: &[Row]) -> Result<Box<dyn RowReader>> {
-        if let Head::Csv(header) = &self.shape.head {
-            let text = csv_of(header, rows)?;
-            let layout = Layout { delimiter: Some(char::from(header.delimiter)), ..self.layout.clone() };
-            return Ok(Box::new(CsvReader::new(Cursor::new(text), &layout)?));
-        }
-        let mut text = Vec::new();
-        for row in rows {
-            serde_json::to_writer(&mut text, row).map_err(unwritable)?;
-            text.push(b'\n');
-        }
-        Ok(Box::new(JsonLinesReader::new(Cursor::new(text), self.layout.column.as_deref())?))
-    }
-
     fn uncompressed(&self) -> Shape {
         Shape { compression: Compression::None, ..self.shape.clone() }
     }
@@ -176,7 +166,7 @@ impl Plan {
     /// Predicts these rows and returns their part.
     async fn part(
         &self,
-        rows: &[Row],
+        rows: &[Value],
         predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
     ) -> Result<(Progress, Vec<u8>)> {
         let writer = Writer {
@@ -189,7 +179,11 @@ impl Plan {
             is_resumable: false,
             sink: None,
         };
-        let input = RowInput { reader: self.reader(rows)?, gauge: Gauge::default(), size: None };
+        let input = RowInput {
+            reader: reader(&self.shape.head, &self.layout, rows)?,
+            gauge: Gauge::default(),
+            size: None,
+        };
         match process(input, predict, writer, Arc::new(()), None, Box::pin(pending())).await? {
             Ok((mut writer, End::Input)) => Ok((writer.progress, writer.pieces.take()?)),
             Ok((_, End::Rows(error) | End::Output(error))) => Err(error),
@@ -214,7 +208,7 @@ pub(super) async fn process_batch(rules: &Rules, store: &Store, run: Run, items:
 }
 
 /// A batch's rows, and the number of rows before them.
-fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Row>)> {
+fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Value>)> {
     let first = items.first().map(|item| item.index);
     let first =
         first.ok_or_else(|| Error::malformed("expected at least one item in the batch, but found none"))?;
@@ -228,11 +222,27 @@ fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Row>)> {
     Ok((first, items.into_iter().map(|item| item.row).collect()))
 }
 
-fn csv_of(header: &CsvHeader, rows: &[Row]) -> Result<Vec<u8>> {
+/// Reads the rows that a state machine passes.
+fn reader(head: &Head, layout: &Layout, rows: &[Value]) -> Result<Box<dyn RowReader>> {
+    if let Head::Csv(header) = head {
+        let text = csv_of(header, rows)?;
+        let layout = Layout { delimiter: Some(char::from(header.delimiter)), ..layout.clone() };
+        return Ok(Box::new(CsvReader::new(Cursor::new(text), &layout)?));
+    }
+    let mut text = Vec::new();
+    for row in rows {
+        serde_json::to_writer(&mut text, row).map_err(unwritable)?;
+        text.push(b'\n');
+    }
+    Ok(Box::new(JsonLinesReader::new(Cursor::new(text), layout.column.as_deref())?))
+}
+
+fn csv_of(header: &CsvHeader, rows: &[Value]) -> Result<Vec<u8>> {
     let mut writer = csv::WriterBuilder::new().delimiter(header.delimiter).from_writer(Vec::new());
     writer.write_record(&header.names).map_err(unwritable)?;
     for row in rows {
-        let cells = header.names.iter().map(|name| match row.get(name) {
+        let fields = csv_fields(header, row)?;
+        let cells = header.names.iter().map(|name| match fields.get(name.as_str()) {
             Some(Value::String(text)) => text.clone(),
             None | Some(Value::Null) => String::new(),
             Some(other) => other.to_string(),
@@ -242,64 +252,117 @@ fn csv_of(header: &CsvHeader, rows: &[Row]) -> Result<Vec<u8>> {
     writer.into_inner().map_err(|error| unwritable(error.into_error()))
 }
 
+/// A CSV row's fields by column.
+///
+/// # Errors
+/// The state machine has split the file's lines at another delimiter.
+fn csv_fields<'a>(header: &CsvHeader, row: &'a Value) -> Result<BTreeMap<&'a str, &'a Value>> {
+    let fields = row.as_object().ok_or_else(|| {
+        Error::invalid(format!("expected CSV rows as objects in the batch, but found {}", kind(row)))
+    })?;
+    // A byte order mark at the file's start may be in the first name.
+    let name = |name: &'a String| name.trim_start_matches('\u{feff}');
+    let fields: BTreeMap<&str, &Value> = fields.iter().map(|(key, value)| (name(key), value)).collect();
+    let is_known = |name: &&str| header.names.iter().any(|known| known == name);
+    // A short row may lack columns, and a state machine may add fields.
+    if header.names.iter().all(|name| fields.contains_key(name.as_str())) || fields.keys().all(is_known) {
+        return Ok(fields);
+    }
+    let found: Vec<&str> = fields.into_keys().take(MAX_LISTED).collect();
+    let delimiter = match header.delimiter {
+        b';' => "SEMICOLON",
+        b'\t' => "TAB",
+        b'|' => "PIPE",
+        _ => "COMMA",
+    };
+    Err(Error::invalid(format!(
+        "expected rows with the columns {}, but found {}; set `\"CSVDelimiter\": \"{delimiter}\"` in the state machine's \
+         `ReaderConfig`, or upload the file to a prefix that the queue processes",
+        quoted(&header.names[..header.names.len().min(MAX_LISTED)]),
+        quoted(&found)
+    )))
+}
+
 fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::inference_because("the rows cannot be written", error)
 }
 
-/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report.
+/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report. An interrupted
+/// join can be repeated: the checkpoint is deleted last.
 pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
     let plan = Plan::new(rules, store, &join.run.input)?;
     let prefix = plan.parts(&join.run.run);
-    let Some(checkpoint) = claim(&plan, &join.run.run)? else {
+    let Some(mut checkpoint) = claim(&plan, &join.run.run)? else {
         return Ok(json!({ "status": "known", "output": plan.output.to_string() }));
     };
-    let mut parts: Vec<(u64, Part)> = Vec::new();
-    for key in plan.store.list(&prefix)? {
-        let first = key.rsplit('/').next().and_then(|name| name.parse().ok());
-        parts.extend(first.map(|first| (first, Part::Written(prefix.with_key(key)))));
+    if checkpoint.state.is_whole {
+        checkpoint.complete()?;
+    } else {
+        checkpoint = write_parts(&plan, &prefix, join.results.as_ref(), checkpoint).await?;
     }
-    parts.extend(failed(&plan.store, join.results.as_ref())?);
+    let State { progress, missing, .. } = checkpoint.state.clone();
+    let mut report = plan.job.report(Status::Finished, None, progress);
+    report.missing = missing;
+    report.text_column.clone_from(&plan.layout.column);
+    plan.job.write_report(&report)?;
+    for (_, url) in written_parts(store, &prefix)? {
+        store.delete(&url)?;
+    }
+    checkpoint.forget()?;
+    Ok(json!(report))
+}
+
+/// Each part's first row and URL.
+fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Url)>> {
+    let part = |key: String| Some((key.rsplit('/').next()?.parse::<u64>().ok()?, prefix.with_key(key)));
+    Ok(store.list(prefix)?.into_iter().filter_map(part).collect())
+}
+
+/// Writes the output from a run's parts.
+async fn write_parts(
+    plan: &Plan,
+    prefix: &Url,
+    results: Option<&Results>,
+    checkpoint: Box<Checkpoint>,
+) -> Result<Box<Checkpoint>> {
+    let written = written_parts(&plan.store, prefix)?;
+    let mut parts: Vec<(u64, Part)> =
+        written.into_iter().map(|(first, url)| (first, Part::Written(url))).collect();
+    parts.extend(failed(&plan.store, results)?);
     // A batch may have failed before another attempt wrote its part.
     parts.sort_by_key(|(first, part)| (*first, matches!(part, Part::Failed(..))));
     parts.dedup_by_key(|(first, _)| *first);
     let pieces = Pieces::new(plan.shape.clone());
     let packer = plan.shape.packer()?;
     let mut output = JoinedOutput { checkpoint, pieces, packer, progress: Progress::default() };
-    output.write(&plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
+    output.write(plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
     let (mut next, mut missing) = (0, Vec::new());
     for (first, part) in &parts {
         if *first > next {
             missing.push([next + 1, *first]);
             next = *first;
         }
-        let (progress, bytes) = part.read(&plan).await?;
+        let (progress, bytes) = part.read(plan).await?;
         next += progress.rows;
         output.progress.join(&progress);
-        output.write(&plan, &bytes)?;
+        output.write(plan, &bytes)?;
     }
-    let (checkpoint, progress) = output.finish()?;
-    let mut report = plan.job.report(Status::Finished, None, progress);
-    report.missing = missing;
-    report.text_column.clone_from(&plan.layout.column);
-    plan.job.write_report(&report)?;
-    for (_, part) in &parts {
-        if let Part::Written(url) = part {
-            plan.store.delete(url)?;
-        }
-    }
-    checkpoint.forget()?;
-    Ok(json!(report))
+    output.checkpoint.state.missing = missing;
+    output.finish()
 }
 
-/// Claims a run's output, from its beginning; `None` if it exists.
+/// Claims a run's output: from its beginning, or complete; `None` if its report is written, too.
 fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
     let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes()).to_hex().to_string();
-    let claim = || s3_storage::claim(&plan.store, &plan.output, &id, Duration::MAX, Existing::default());
+    let Plan { store, output, job, .. } = plan;
+    let claim = || s3_storage::claim(store, output, &job.input, &id, Duration::MAX, Existing::default());
     loop {
         match claim()? {
             None => return Ok(None),
-            Some(checkpoint) if checkpoint.state.upload.is_none() => return Ok(Some(checkpoint)),
-            // Joining takes only seconds, so it is restarted, not resumed.
+            Some(checkpoint) if checkpoint.state.is_whole || checkpoint.state.upload.is_none() => {
+                return Ok(Some(checkpoint));
+            }
+            // Joining takes only seconds, so an incomplete output is restarted, not resumed.
             Some(checkpoint) => checkpoint.abandon()?,
         }
     }
@@ -308,7 +371,7 @@ fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
 enum Part {
     Written(Url),
     /// A failed batch's rows and error.
-    Failed(Vec<Row>, String),
+    Failed(Vec<Value>, String),
 }
 
 impl Part {
@@ -360,11 +423,11 @@ impl JoinedOutput {
         self.checkpoint.send(packed, &mut self.pieces, &self.progress)
     }
 
-    fn finish(mut self) -> Result<(Box<Checkpoint>, Progress)> {
+    fn finish(mut self) -> Result<Box<Checkpoint>> {
         self.checkpoint.begin()?;
         let packed = self.packer.finish().map_err(Error::io("cannot write the output"))?;
         self.checkpoint.finish(packed, &mut self.pieces, &self.progress)?;
-        Ok((self.checkpoint, self.progress))
+        Ok(self.checkpoint)
     }
 }
 
@@ -394,4 +457,47 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> 
         }
     }
     Ok(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::rows::{Chunk, Rows};
+
+    fn csv_rows(delimiter: u8, rows: &[Value]) -> Result<Vec<String>> {
+        let names = ["id", "text"].map(str::to_owned).to_vec();
+        let mut reader = reader(&Head::Csv(CsvHeader { delimiter, names }), &Layout::of_column(None), rows)?;
+        let texts = reader.next()?.map_or(Vec::new(), |chunk| chunk.texts);
+        Ok(texts.into_iter().map(|text| text.unwrap_or_else(|error| error.message)).collect())
+    }
+
+    #[test]
+    fn rows_split_at_another_delimiter_are_refused() {
+        let right = json!({ "id": 1, "text": "a;b" });
+        let with_mark = json!({ "\u{feff}id": 1, "text": "c" });
+        let short = json!({ "text": "d" });
+        let with_more = json!({ "id": 1, "text": "e", "run": 7 });
+        let rows = [right, with_mark, short, with_more];
+        for delimiter in *b",;\t|" {
+            assert_eq!(csv_rows(delimiter, &rows).unwrap(), ["a;b", "c", "d", "e"]);
+        }
+        let refused = |rows: &[Value]| csv_rows(b';', rows).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(&[json!({ "id;text": "1;a" })]), @r#"expected rows with the columns `id`, `text`, but found `id;text`; set `"CSVDelimiter": "SEMICOLON"` in the state machine's `ReaderConfig`, or upload the file to a prefix that the queue processes"#);
+        insta::assert_snapshot!(refused(&[json!("1;a")]), @"expected CSV rows as objects in the batch, but found a string");
+    }
+
+    #[test]
+    fn json_lines_that_are_not_objects_are_rows_with_errors() {
+        let items = [json!({ "text": "a" }), json!(5), json!("x"), json!([1]), Value::Null];
+        let items = items.into_iter().enumerate().map(|(index, row)| json!({ "index": index, "row": row }));
+        let event = json!({ "BatchInput": { "input": "s3://a/b.jsonl", "run": "r" }, "Items": items.collect::<Vec<_>>() });
+        let Some(MapBatch::Rows { items, .. }) = MapBatch::of(&event).unwrap() else { panic!("{event}") };
+        let (_, rows) = rows_of(items).unwrap();
+        let mut reader = reader(&Head::JsonLines, &Layout::of_column(Some("text")), &rows).unwrap();
+        let Chunk { texts, rows } = reader.next().unwrap().unwrap();
+        assert_eq!(texts[0], Ok("a".to_owned()));
+        assert!(texts[1..].iter().all(|text| text.as_ref().is_err_and(|error| error.kind == ErrorKind::Row)));
+        let Rows::Lines(lines) = rows else { panic!("other rows") };
+        assert_eq!(lines[1..], [&b"5"[..], b"\"x\"", b"[1]", b"null"]);
+    }
 }

@@ -29,6 +29,11 @@ impl ObjectEvent {
     pub(super) fn new(url: Url) -> Self {
         Self { url, version: None, etag: None }
     }
+
+    /// Whether the event is about whatever object has the URL: no event of S3, which has a version or an ETag.
+    pub(super) fn is_by_name(&self) -> bool {
+        self.version.is_none() && self.etag.is_none()
+    }
 }
 
 /// A message and its objects.

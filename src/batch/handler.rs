@@ -24,7 +24,7 @@ use crate::{
     config::Config,
     error::{Error, Result},
     model::Model,
-    repository::s3::{Store, Url},
+    repository::s3::{Change, Object, Store, Url},
 };
 
 /// Handles events about objects in S3.
@@ -76,6 +76,14 @@ enum Outcome {
 }
 
 impl Outcome {
+    /// The result for an object that is not the current one.
+    fn outdated(change: Change) -> Self {
+        Self::Skipped(match change {
+            Change::Replaced => "it was replaced, which is another event",
+            Change::Deleted => "it was deleted",
+        })
+    }
+
     fn is_unfinished(&self) -> bool {
         matches!(self, Self::Ended(Ended::Unfinished(_)))
     }
@@ -240,13 +248,12 @@ impl Handler {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
         let output = self.rules.output(url)?;
-        let Some(object) = self.store.head(url, event.version.as_deref())? else {
-            return Ok(Outcome::Skipped("it was deleted"));
-        };
-        let etag = object.etag.trim_matches('"');
-        if event.version.is_none() && event.etag.as_ref().is_some_and(|expected| expected != etag) {
-            return Ok(Outcome::Skipped("it was replaced, which is another event"));
+        let Some(current) = self.store.current(url)? else { return Ok(Outcome::outdated(Change::Deleted)) };
+        if !current.is_version(event.version.as_deref(), event.etag.as_deref()) {
+            return Ok(Outcome::outdated(Change::Replaced));
         }
+        // Only a version that the event names is read by its id, which needs another permission.
+        let object = Object { version: event.version.clone(), ..current };
         let (model, parameters, error) = match self.rules.model(url, &object) {
             Ok((model, parameters)) => (model, parameters, None),
             Err(error) => match self.rules.fallback(url)? {
@@ -259,8 +266,17 @@ impl Handler {
         let sink = self.rules.sink(url)?.cloned();
         let job = Job { until, interval: self.interval, sink, ..Job::new(input, target, model, parameters) };
         let ended = match error {
-            None => job.run().await?,
-            Some(error) => job.fail(error)?,
+            None => job.run().await,
+            Some(error) => job.fail(error),
+        };
+        let ended = match ended {
+            Err(error) => match Change::of(&error) {
+                // Another event announces the new object, unless the sender named the input itself and has to repeat it.
+                Some(Change::Replaced) if event.is_by_name() => return Err(error),
+                Some(change) => return Ok(Outcome::outdated(change)),
+                None => return Err(error),
+            },
+            Ok(ended) => ended,
         };
         if !matches!(ended, Ended::Unfinished(_)) {
             self.announce(&output).await?;

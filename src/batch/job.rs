@@ -35,7 +35,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     model::Model,
-    repository::s3::{Store, Url},
+    repository::s3::{Change, Store, Url},
     telemetry::job::{JobOutcome, JobRecord},
 };
 
@@ -196,7 +196,7 @@ impl Job {
             }
             Destination::File(output) => local_storage::claim(output, &id, is_resumable, self.interval)?,
             Destination::Object(store, url) => {
-                match s3_storage::claim(&store, &url, &id, self.interval, self.existing) {
+                match s3_storage::claim(&store, &url, &self.input, &id, self.interval, self.existing) {
                     Ok(None) => return Ok(ControlFlow::Break(Ended::Known)),
                     Ok(Some(checkpoint)) => checkpoint,
                     // Reported as a failure, since a repeated event would fail too.
@@ -217,7 +217,7 @@ impl Job {
         let Opened { answerer, input, table, mut sink } = opened;
         let Table { rows, shape, notes } =
             match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table, sink.as_mut())) {
-                Err(error) if is_permanent(&error) => {
+                Err(error) if is_final(&error) => {
                     checkpoint.abandon()?;
                     return self.fail(error).map(ControlFlow::Break);
                 }
@@ -354,7 +354,7 @@ impl Job {
                 writer.abandon_unresumable()?;
                 return Err(error);
             }
-            End::Rows(error) if is_permanent(&error) => {
+            End::Rows(error) if is_final(&error) => {
                 if let Target::Checkpoint(checkpoint) = &writer.target {
                     checkpoint.abandon()?;
                 }
@@ -401,10 +401,14 @@ impl Job {
         }
     }
 
-    /// Writes the report for a job that failed permanently; temporary errors are returned.
+    /// Writes the report for a job that failed permanently; other errors are returned.
     pub(super) fn fail(&self, error: Error) -> Result<Ended> {
         if !is_permanent(&error) {
             return Err(error);
+        }
+        // Otherwise, the report would replace that of the newer object.
+        if matches!(self.output, JobOutput::Object(..)) {
+            self.input.check_current()?;
         }
         let mut report = self.report(Status::Failed, Some(error.chain()), Progress::default());
         // A later job may still replace an earlier one's output.
@@ -486,6 +490,11 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
     };
     let (rows, tokens) = (progress.rows, progress.tokens);
     JobOutcome { model, task, status, rows, failed_rows: progress.errors.values().sum(), tokens }
+}
+
+/// Whether no other run can resume the job after this error.
+fn is_final(error: &Error) -> bool {
+    is_permanent(error) || Change::of(error).is_some()
 }
 
 /// Whether another run would end with the same error.

@@ -20,7 +20,7 @@ pub enum JobInput {
     File(PathBuf),
     /// Standard input.
     Stdin,
-    /// An object in S3, with its properties when the job was created.
+    /// An object in S3, with its properties when the job was created. With a version, this version is read.
     Object(Store, Url, Object),
 }
 
@@ -42,6 +42,17 @@ pub struct Existing {
     pub overwrite: bool,
     /// Start an unfinished job from the beginning instead of resuming it.
     pub restart: bool,
+}
+
+impl JobInput {
+    /// Checks that an object is still the current one at its key.
+    ///
+    /// # Errors
+    /// The object was replaced or deleted, which [`Change::of`] tells.
+    pub(super) fn check_current(&self) -> Result<()> {
+        let Self::Object(store, url, object) = self else { return Ok(()) };
+        store.change(url, object)?.map_or(Ok(()), |change| Err(change.error(url)))
+    }
 }
 
 impl JobOutput {

@@ -103,9 +103,14 @@ impl Pieces {
         self.shape.compression == Compression::None && self.shape.format() != Format::Parquet
     }
 
-    /// Size of all pieces, in bytes.
+    /// Size of all pieces, in bytes; an estimate for Parquet.
     pub(super) fn size(&self) -> usize {
-        self.waiting.len() + self.writer.as_ref().map_or(0, |writer| writer.size())
+        self.waiting.len() + self.piece_size()
+    }
+
+    /// Size of the current piece, in bytes. For Parquet it includes pages that are not compressed yet.
+    fn piece_size(&self) -> usize {
+        self.writer.as_ref().map_or(0, |writer| writer.size())
     }
 
     /// Finishes the current piece.
@@ -119,6 +124,17 @@ impl Pieces {
             self.waiting.extend_from_slice(&bytes);
         }
         Ok(())
+    }
+
+    /// Takes all finished pieces if they have at least `min_bytes`; smaller ones wait for the next. A Parquet piece is
+    /// finished when its own estimate is large enough: if it counted only for the rest of a part, row groups would
+    /// become smaller and smaller.
+    pub(super) fn take_part(&mut self, min_bytes: usize) -> Result<Option<Vec<u8>>> {
+        let size = if self.shape.format() == Format::Parquet { self.piece_size() } else { self.size() };
+        if size >= min_bytes {
+            self.seal()?;
+        }
+        Ok((self.waiting.len() >= min_bytes).then(|| std::mem::take(&mut self.waiting)))
     }
 
     /// Finishes and takes all pieces.
@@ -153,27 +169,30 @@ mod tests {
         fs,
         io::{Cursor, Read, Write},
         path::Path,
-        sync::Arc,
+        sync::{Arc, Mutex, MutexGuard},
         thread,
         time::Duration,
     };
 
+    use bytes::Bytes;
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
     use crate::batch::{
-        answer::{Cell, label_columns},
-        checkpoint::Checkpoint,
+        answer::{Answers, Cell, label_columns},
+        checkpoint::{Checkpoint, State, Storage, parse},
         input::{Gauge, OpenInput},
         local_storage::claim,
         location::{Existing, JobInput},
         output_file::OutputFile,
         process::open_rows,
         rows::{
-            CHUNK_ROWS, Chunk, Layout,
+            CHUNK_ROWS, Chunk,
             tests::{rows, written},
         },
+        target::{Target, Writer},
     };
+    use crate::repository::s3::Part;
 
     /// The chunks that a process finishes, and whether it appends them.
     type Cut = (usize, bool);
@@ -232,45 +251,128 @@ mod tests {
         unreachable!("the last process reads to the end")
     }
 
-    /// The same where small pieces wait in the checkpoint, as in S3: each cut appends a part if it is `true`; otherwise its
-    /// output waits for the next process.
-    fn answered_in_parts(path: &Path, cuts: &[Cut]) -> Vec<u8> {
+    const MIN_PART_BYTES: usize = 2048;
+
+    /// Keeps parts and the checkpoint in memory. Small pieces wait in the checkpoint, as in S3.
+    #[derive(Clone, Default)]
+    struct PartStorage(Arc<Mutex<(Vec<Vec<u8>>, Bytes)>>);
+
+    impl PartStorage {
+        fn stored(&self) -> MutexGuard<'_, (Vec<Vec<u8>>, Bytes)> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    impl Storage for PartStorage {
+        fn begin(&self, _: &mut State) -> Result<bool> {
+            Ok(false)
+        }
+
+        fn part_bytes(&self, _: &State, _: bool) -> usize {
+            MIN_PART_BYTES
+        }
+
+        fn accepts_small_parts(&self) -> bool {
+            false
+        }
+
+        fn min_interval(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn append(&mut self, state: &mut State, bytes: Vec<u8>) -> Result<()> {
+            let mut stored = self.stored();
+            // Parts that no checkpoint lists are lost.
+            stored.0.truncate(state.parts.len());
+            state.parts.push(Part { number: state.next, etag: String::new(), size: bytes.len() as u64 });
+            state.next += 1;
+            stored.0.push(bytes);
+            Ok(())
+        }
+
+        fn write(&mut self, _: &State, checkpoint: Bytes) -> Result<()> {
+            self.stored().1 = checkpoint;
+            Ok(())
+        }
+
+        fn digest(&mut self) -> Result<Option<String>> {
+            Ok(None)
+        }
+
+        fn complete(&self, _: &State) -> Result<()> {
+            Ok(())
+        }
+
+        fn forget(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn abandon(&self, _: &State) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The parts of the output where small pieces wait in the checkpoint. Each cut ends a process after some chunks; if it
+    /// is `true`, the process saves the job after each chunk.
+    fn parts(path: &Path, cuts: &[Cut]) -> Vec<Vec<u8>> {
         let input = OpenInput::file(path).unwrap();
         let format = input.format(None).unwrap();
-        let (mut output, mut done, mut layout) = (Vec::new(), 0, Layout::default());
-        // The waiting bytes and the footers, as in a checkpoint.
-        let mut left: Option<(Vec<u8>, Vec<u8>)> = None;
-        for (chunks, sends) in cuts.iter().copied().chain([(usize::MAX, true)]) {
+        let storage = PartStorage::default();
+        for (chunks, saves) in cuts.iter().copied().chain([(usize::MAX, false)]) {
+            let checkpoint = storage.stored().1.clone();
+            let (mut state, waiting) = match checkpoint.is_empty() {
+                true => (State::new("job", "holder"), Vec::new()),
+                false => parse(&checkpoint, &"here").unwrap(),
+            };
+            let progress = state.progress.clone();
+            let layout = state.layout.clone().unwrap_or_default();
             let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
-            layout = reader.layout();
+            state.layout = Some(reader.layout());
+            reader.skip(progress.rows).unwrap();
             let form = OutputForm { compression: format.1, delimiter: None };
             let shape = Shape::of(reader.as_ref(), form, label_columns());
-            let mut pieces = match left.take() {
-                Some((waiting, footers)) => {
-                    Pieces::resumed(shape, waiting, serde_json::from_slice(&footers).unwrap())
-                }
-                None => Pieces::new(shape),
+            let pieces = match progress.rows {
+                0 => Pieces::new(shape),
+                _ => Pieces::resumed(shape, waiting.clone(), state.footers.clone()),
             };
-            reader.skip(done).unwrap();
+            let interval = if saves { Duration::ZERO } else { Duration::MAX };
+            let checkpoint = Checkpoint::new(Box::new(storage.clone()), state, waiting, interval);
+            let (target, column) = (Target::Checkpoint(checkpoint), reader.column().to_owned());
+            let (notes, is_resumable, sink) = (Vec::new(), true, None);
+            let mut writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
             for _ in 0..chunks {
                 let Some(Chunk { texts, rows }) = reader.next().unwrap() else {
-                    output.extend(pieces.take_last().unwrap());
-                    return output;
+                    writer.finish().unwrap();
+                    return storage.stored().0.clone();
                 };
-                done += texts.len() as u64;
                 let label =
                     |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(text.len() as f32)];
-                let results: Vec<RowResult> = texts.into_iter().map(|text| text.map(label)).collect();
-                pieces.write(rows, &results).unwrap();
+                let results = texts.into_iter().map(|text| text.map(label)).collect();
+                writer.write(rows, Answers { results, ..Answers::default() }).unwrap();
             }
-            if sends && done > 0 {
-                output.extend(pieces.take().unwrap());
-            }
-            let (waiting, footers) = pieces.state().unwrap();
-            // A job without rows starts again.
-            left = (done > 0).then(|| (waiting.to_vec(), serde_json::to_vec(footers).unwrap()));
+            writer.pause().unwrap();
         }
         unreachable!("the last process reads to the end")
+    }
+
+    fn answered_in_parts(path: &Path, cuts: &[Cut]) -> Vec<u8> {
+        let parts = parts(path, cuts);
+        let (_, before) = parts.split_last().unwrap();
+        let sizes: Vec<usize> = before.iter().map(Vec::len).collect();
+        assert!(sizes.iter().all(|size| *size >= MIN_PART_BYTES), "{}: {sizes:?}", path.display());
+        parts.concat()
+    }
+
+    #[test]
+    fn parts_are_large_enough_after_compression() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts: Vec<String> = (0..4000).map(|number| format!("a text that repeats, {number}")).collect();
+        let path = folder.path().join("a.parquet");
+        fs::write(&path, written(texts.iter().map(|text| Some(text.as_str())))).unwrap();
+        for cuts in [&[][..], &[(9, false), (20, false)], &[(30, true)]] {
+            assert!(parts(&path, cuts).len() > 2);
+            assert_eq!(rows(answered_in_parts(&path, cuts)).len(), texts.len());
+        }
     }
 
     fn unpacked(output: Vec<u8>) -> Vec<u8> {

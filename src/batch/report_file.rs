@@ -64,7 +64,7 @@ pub(super) fn check(path: &Path) -> Result<Option<Metadata>> {
 
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
 pub(super) fn check_object(store: &Store, url: &Url) -> Result<Condition> {
-    let Some(object) = store.head(url, None)? else { return Ok(Condition::IsAbsent) };
+    let Some(object) = store.head(url)? else { return Ok(Condition::IsAbsent) };
     if object.size > MAX_BYTES {
         return Err(taken(url));
     }

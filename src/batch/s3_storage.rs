@@ -3,6 +3,9 @@
 //! A job belongs to the process that wrote the checkpoint last. A process claims a job by overwriting the checkpoint,
 //! on the condition that it has not changed; the previous process detects that at its next write, and stops. It may
 //! still upload a part, which does no harm, since that part number is skipped.
+//!
+//! An output gets its name only while its job's input is the current object: another job has the newer one, and may be
+//! done already.
 
 use std::{io, time::Duration};
 
@@ -11,11 +14,11 @@ use uuid::Uuid;
 
 use super::{
     checkpoint::{Checkpoint, State, Storage, encode, parse},
-    location::Existing,
+    location::{Existing, JobInput},
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{Condition, MIN_PART_BYTES, Object, Store, Url, fit_key},
+    repository::s3::{Change, Condition, MIN_PART_BYTES, Object, Store, Url, fit_key},
 };
 
 /// Metadata key that names the job that wrote an output.
@@ -30,6 +33,7 @@ struct S3Storage {
     store: Store,
     output: Url,
     checkpoint: Url,
+    input: JobInput,
     /// Checkpoint ETag.
     etag: String,
     existing: Existing,
@@ -45,13 +49,14 @@ enum Found {
     Foreign,
 }
 
-/// Claims the job that writes `output`; `None` if the output exists.
+/// Claims the job that writes `output` from `input`; `None` if the output exists.
 ///
 /// # Errors
 /// The output is an object that Kivu did not write, unless it may be overwritten.
 pub(super) fn claim(
     store: &Store,
     output: &Url,
+    input: &JobInput,
     job: &str,
     interval: Duration,
     existing: Existing,
@@ -70,8 +75,8 @@ pub(super) fn claim(
         let bytes = encode(&state, &waiting)?;
         let Some(etag) = store.put(&place, bytes, &condition)? else { continue };
         state.sequence += 1;
-        let (store, output) = (store.clone(), output.clone());
-        let storage = S3Storage { store, output, checkpoint: place, etag, existing };
+        let (store, output, input) = (store.clone(), output.clone(), input.clone());
+        let storage = S3Storage { store, output, checkpoint: place, input, etag, existing };
         // Checked after the claim: from now on, no other process writes this job's output.
         match storage.found(job)? {
             Found::Own if is_new => {
@@ -112,7 +117,7 @@ fn is_of(object: &Object, job: &str) -> bool {
 impl S3Storage {
     /// The object at the output's key. Another job's output, for example for an older input version, is replaced.
     fn found(&self, job: &str) -> Result<Found> {
-        Ok(match self.store.head(&self.output, None)? {
+        Ok(match self.store.head(&self.output)? {
             None => Found::Replaceable(Condition::IsAbsent),
             Some(object) if is_of(&object, job) => Found::Own,
             Some(object) if self.existing.overwrite || object.metadata.contains_key(JOB) => {
@@ -218,6 +223,13 @@ impl Storage for S3Storage {
                 Found::Replaceable(condition) => condition,
                 Found::Foreign => return Err(self.foreign()),
             };
+            // Checked after the output: if a newer input's job completes it from now on, the condition is false.
+            if let Err(error) = self.input.check_current() {
+                if Change::of(&error).is_some() {
+                    self.abandon(state)?;
+                }
+                return Err(error);
+            }
             // Otherwise, the object changed meanwhile, or the upload was completed by a request without a response.
             if self.store.complete(upload, &state.parts, &condition)? {
                 return Ok(());

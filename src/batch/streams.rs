@@ -73,10 +73,14 @@ async fn answer(
     Ok(AnsweredLines { lines, stopped })
 }
 
-/// Data as one line, without a byte order mark; `None` if it is blank. JSON has line breaks only between its tokens.
+/// Data as one line, without byte order marks at its start; `None` if it is blank. JSON has line breaks only between its
+/// tokens. No mark may remain: a file's reader drops one at its start, and then a line that is empty.
 fn line(mut data: Vec<u8>) -> Option<Vec<u8>> {
     data.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
-    let trimmed = data.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&data).trim_ascii();
+    let mut trimmed = data.trim_ascii();
+    while let Some(rest) = trimmed.strip_prefix(BYTE_ORDER_MARK) {
+        trimmed = rest.trim_ascii();
+    }
     (!trimmed.is_empty()).then(|| trimmed.to_vec())
 }
 
@@ -374,8 +378,9 @@ mod tests {
     fn a_record_is_a_line() {
         assert_eq!(line(b" {\n\"a\":\r\n1}\n".to_vec()).unwrap(), b"{ \"a\":  1}");
         assert_eq!(line(b" \r\n\t".to_vec()), None);
-        // A file's reader drops it at the start, and then a line that is empty.
-        assert_eq!(line("\u{feff}{}".into()).unwrap(), b"{}");
-        assert_eq!(line("\u{feff} ".into()), None);
+        for marks in ["\u{feff}", "\u{feff}\u{feff}", " \u{feff}\n\u{feff}\u{feff} "] {
+            assert_eq!(line(format!("{marks}{{}}").into()).unwrap(), b"{}", "{marks:?}");
+            assert_eq!(line(format!("{marks} ").into()), None, "{marks:?}");
+        }
     }
 }

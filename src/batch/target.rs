@@ -83,13 +83,11 @@ impl Writer {
             Target::Stream(_) | Target::Memory => Ok(()),
             Target::Checkpoint(checkpoint) => {
                 checkpoint.begin()?;
-                if self.pieces.size() >= checkpoint.part_bytes(self.pieces.is_plain()) {
-                    let bytes = self.pieces.take()?;
-                    checkpoint.send(bytes, &mut self.pieces, &self.progress)
-                } else if checkpoint.is_due() {
-                    checkpoint.save(&mut self.pieces, &self.progress)
-                } else {
-                    Ok(())
+                let min_bytes = checkpoint.part_bytes(self.pieces.is_plain());
+                match self.pieces.take_part(min_bytes)? {
+                    Some(bytes) => checkpoint.send(bytes, &mut self.pieces, &self.progress),
+                    None if checkpoint.is_due() => checkpoint.save(&mut self.pieces, &self.progress),
+                    None => Ok(()),
                 }
             }
         }

@@ -144,6 +144,29 @@ async fn firehose_gets_each_record_with_its_outcome() {
     assert_eq!((&row(2)["id"], &row(2)["text"]), (&json!(2), &json!("dog")));
 }
 
+/// A reader of files drops a mark at the start, and then the line if it is empty.
+#[tokio::test]
+async fn byte_order_marks_do_not_move_answers_to_other_records() {
+    let mut event = recorded("firehose");
+    let texts = [
+        "\u{feff}\u{feff}",
+        "\u{feff}\u{feff}{\"id\": 1, \"text\": \"cat\"}",
+        "{\"id\": 2, \"text\": \"dog\"}",
+    ];
+    let record = |text: &&str| json!({ "recordId": text, "data": BASE64_STANDARD.encode(text) });
+    event["records"] = texts.iter().map(record).collect();
+    let answer = answer(event).await;
+    let outcome = |place: usize| {
+        let record = &answer["records"][place];
+        let line = BASE64_STANDARD.decode(record["data"].as_str().unwrap()).unwrap();
+        let id = serde_json::from_slice::<Value>(&line).map(|row| row["id"].clone()).unwrap_or_default();
+        (record["result"].as_str().unwrap().to_owned(), id)
+    };
+    assert_eq!(outcome(0), ("Dropped".into(), Value::Null));
+    assert_eq!(outcome(1), ("Ok".into(), json!(1)));
+    assert_eq!(outcome(2), ("Ok".into(), json!(2)));
+}
+
 #[tokio::test]
 async fn firehose_gets_no_more_than_its_limit() {
     let data = BASE64_STANDARD.encode(json!({ "text": "cat", "other": "x".repeat(970) }).to_string());

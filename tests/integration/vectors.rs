@@ -337,6 +337,41 @@ async fn frameworks_get_the_vectors_of_embed() {
     "#);
 }
 
+/// Runs a job with these options.
+fn run_job(model: &Model, input: PathBuf, output: &Path, options: &[(&str, String)]) {
+    let options = options.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let parameters = Parameters::of(&options).unwrap();
+    let job = Job::new(JobInput::File(input), JobOutput::File(output.to_owned()), model.clone(), parameters);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match runtime.block_on(job.run()).unwrap() {
+        Ended::Done(report) => assert_eq!(report.status, Status::Finished, "{:?}", report.error),
+        other => panic!("expected a report, but found {other:?}"),
+    }
+}
+
+#[test]
+fn jobs_have_the_prompts_of_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = tiny_bert(folder.path()) else { return };
+    let input = folder.path().join("in.jsonl");
+    fs::write(&input, "{\"text\": \"a cat\"}\n").unwrap();
+    let app = router(App::new(vec![model.clone()], Limits::default()));
+    let vectors = [None, Some("document"), Some("query")].map(|prompt| {
+        let output = folder.path().join(format!("{prompt:?}.jsonl"));
+        let options: Vec<_> = prompt.map(|prompt| ("prompt", prompt.to_owned())).into_iter().collect();
+        run_job(&model, input.clone(), &output, &options);
+        let mut line: Value = serde_json::from_slice(&fs::read(output).unwrap()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let body = json!({ "inputs": "a cat", "prompt_name": prompt });
+        let expected = runtime.block_on(found(&app, "/embed", body))[0].take();
+        let [found, expected] = [line["embedding"].take(), expected]
+            .map(|vector| serde_json::from_value::<Vec<f32>>(vector).unwrap());
+        assert_eq!(found, expected, "{prompt:?}");
+        found
+    });
+    assert!(vectors[0] != vectors[1] && vectors[1] != vectors[2], "no prompt is the default");
+}
+
 #[test]
 fn files_of_batch_jobs_have_integers_and_bits() {
     let folder = tempfile::tempdir().unwrap();
@@ -346,15 +381,7 @@ fn files_of_batch_jobs_have_integers_and_bits() {
     fs::write(path("in.csv"), "text\na cat\n").unwrap();
     let run = |input: PathBuf, output: &Path, wanted: VectorType| {
         let options = [("vector-type", wanted.to_string()), ("prompt", "query".to_owned())];
-        let parameters =
-            Parameters::of(&options.map(|(name, value)| (name.to_owned(), value)).into()).unwrap();
-        let job =
-            Job::new(JobInput::File(input), JobOutput::File(output.to_owned()), model.clone(), parameters);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        match runtime.block_on(job.run()).unwrap() {
-            Ended::Done(report) => assert_eq!(report.status, Status::Finished, "{:?}", report.error),
-            other => panic!("expected a report, but found {other:?}"),
-        }
+        run_job(&model, input, output, &options);
     };
     let app = router(App::new(vec![model.clone()], Limits::default()));
     for wanted in [VectorType::Int8, VectorType::Uint8, VectorType::Binary, VectorType::Ubinary] {

@@ -162,8 +162,9 @@ class Weed:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-# Error responses of an S3 server.
-REFUSALS = {"slow down": (503, "SlowDown"), "denied": (403, "AccessDenied"), "skewed": (403, "RequestTimeTooSkewed")}
+# Error responses of an S3 server. Completing an upload may fail after S3 has sent the status 200.
+REFUSALS = {"slow down": (503, "SlowDown"), "denied": (403, "AccessDenied"), "skewed": (403, "RequestTimeTooSkewed"),
+            "late error": (200, "InternalError")}
 
 
 class Faults:

@@ -3,12 +3,14 @@
     TEST_KIVU=… TEST_BATCH=… TEST_BUNDLE=… TEST_CLASSIFIER=… python tests/s3/test_batch.py
 """
 
+import contextlib
 import csv
 import gzip
 import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from collector import Collector  # noqa: E402
 
 BUNDLE = Path(os.environ["TEST_BUNDLE"])
 CLASSIFIER = Path(os.environ["TEST_CLASSIFIER"])
+VERSIONED = "kivu-versions"
 KILLS = int(os.environ.get("TEST_KILLS", "100"))
 
 
@@ -282,6 +285,67 @@ class Events(Base):
         self.function.call(s3_event("in/repeat.jsonl", etag))
         self.assertEqual(len(parsed(self.weed.get("out/repeat.jsonl"))), 3)
 
+    def version(self, key, contents):
+        """Writes a version in a bucket with versioning, and returns its event."""
+        with contextlib.suppress(self.weed.s3.exceptions.BucketAlreadyOwnedByYou, self.weed.s3.exceptions.BucketAlreadyExists):
+            self.weed.s3.create_bucket(Bucket=VERSIONED)
+        self.weed.s3.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
+        written = self.weed.s3.put_object(Bucket=VERSIONED, Key=key, Body=contents)
+        event = s3_event(key, written["ETag"], written["VersionId"])
+        event["Records"][0]["s3"]["bucket"]["name"] = VERSIONED
+        return event
+
+    def test_late_events_of_older_versions_are_skipped(self):
+        get = lambda key: parsed(self.weed.s3.get_object(Bucket=VERSIONED, Key=key)["Body"].read())
+        keys = lambda prefix: [item["Key"] for item in self.weed.s3.list_objects_v2(Bucket=VERSIONED, Prefix=prefix).get("Contents", [])]
+        events = [self.version("in/versions.jsonl", lines(rows(count))) for count in (5, 3, 3)]
+        self.function.call(events[1])
+        self.assertEqual(keys("out/versions"), [], "the same contents were written again later")
+        for event in (events[2], events[0], events[1]):
+            self.function.call(event)
+            self.assertEqual(len(get("out/versions.jsonl")), 3)
+        self.assertEqual(keys("out/versions"), ["out/versions.jsonl", "out/versions.jsonl.report.json"])
+        event = self.version("in/deleted.jsonl", lines(rows(5)))
+        self.weed.s3.delete_object(Bucket=VERSIONED, Key="in/deleted.jsonl")
+        self.assertEqual(self.function.call(sqs(event)), {"batchItemFailures": []})
+        self.assertEqual(keys("out/deleted.jsonl"), [])
+
+    def test_an_older_job_that_ends_last_is_skipped(self):
+        """Another function does the newer job before the older one's last part, or before its upload is completed."""
+        changes = {"part": "partNumber=", "end": "uploadId="}
+        for bucket, put in ((BUCKET, lambda key, contents: s3_event(key, self.put(key, contents))), (VERSIONED, self.version)):
+            for moment, what in [("part", "replaced"), ("end", "replaced"), ("part", "deleted")]:
+                with self.subTest(f"{bucket}, {what} before the {moment}"):
+                    key = f"{what}-{moment}.jsonl"
+                    older, faults, done = put(f"in/{key}", lines(rows(5))), Faults(self.weed.endpoint), []
+
+                    def change(request, _):
+                        method = "PUT" if moment == "part" else "POST"
+                        if done or request.command != method or changes[moment] not in request.path:
+                            return
+                        done.append(request.path)
+                        if what == "deleted":
+                            self.weed.s3.delete_object(Bucket=bucket, Key=f"in/{key}")
+                        else:
+                            self.function.call(put(f"in/{key}", lines(rows(3))))
+                    faults.fault = change
+                    function = Function(faults.endpoint, [BUNDLE, CLASSIFIER], self.env)
+                    try:
+                        self.assertEqual(function.call(sqs(older)), {"batchItemFailures": []})
+                    finally:
+                        function.stop()
+                        faults.stop()
+                    self.assertEqual(len(done), 1)
+                    found = self.weed.s3.list_objects_v2(Bucket=bucket, Prefix=f"out/{key}").get("Contents", [])
+                    if what == "deleted":
+                        self.assertEqual(found, [])
+                    else:
+                        self.assertEqual([item["Key"] for item in found], [f"out/{key}", f"out/{key}.report.json"])
+                        output = self.weed.s3.get_object(Bucket=bucket, Key=f"out/{key}")["Body"].read()
+                        self.assertEqual(len(parsed(output)), 3)
+                    uploads = self.weed.s3.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+                    self.assertNotIn(f"out/{key}", [upload["Key"] for upload in uploads])
+
     def test_an_object_that_kivu_did_not_write_stays(self):
         self.weed.put("out/mine.jsonl", b"mine")
         self.function.call(s3_event("in/mine.jsonl", self.put("in/mine.jsonl")))
@@ -373,6 +437,39 @@ class Events(Base):
                 self.assertEqual([row["id"] for row in parsed(self.weed.get("out/lost.jsonl"))], list(range(5000)))
                 self.assertFalse([key for key in self.weed.keys("out/lost") if "checkpoint" in key])
 
+    def test_a_table_larger_than_a_part(self):
+        """Pages of Parquet are compressed when they are complete: a writer counts more bytes than it writes."""
+        generator = random.Random(2)
+        table = pyarrow.Table.from_pylist([row | {"noise": generator.randbytes(1500).hex()} for row in rows(17_000)])
+        pyarrow.parquet.write_table(table, self.folder / "parts.parquet")
+        self.weed.put("in/parts.parquet", (self.folder / "parts.parquet").read_bytes())
+        job = ["batch", f"s3://{BUCKET}/in/parts.parquet", f"s3://{BUCKET}/out/parts.parquet", "--model", CLASSIFIER]
+        sizes = {}
+
+        def fault(request, _):
+            number = request.command == "PUT" and re.search(r"partNumber=(\d+)", request.path)
+            if not number:
+                return None
+            if len(sizes) == 1 and not refusals:
+                refusals.append(number)
+                return "denied"
+            declared = request.headers.get("x-amz-decoded-content-length") or request.headers["content-length"]
+            sizes[int(number[1])] = int(declared)
+            return None
+        faults, refusals = Faults(self.weed.endpoint), []
+        faults.fault = fault
+        try:
+            self.assertEqual(kivu(faults.endpoint, *job, env=self.env, check=False).returncode, 1)
+            kivu(faults.endpoint, *job, env=self.env)
+        finally:
+            faults.stop()
+        *before, _ = [size for _, size in sorted(sizes.items())]
+        self.assertGreater(len(before), 1)
+        self.assertGreaterEqual(min(before), 5 * 1024 * 1024, sizes)
+        found = pyarrow.parquet.read_table(io.BytesIO(self.weed.get("out/parts.parquet")))
+        self.assertEqual(found.select(["id", "text", "noise"]), table)
+        self.assertEqual(found["label"].null_count, 0)
+
     def test_two_at_once_end_in_one_result(self):
         event = s3_event("in/twice.jsonl", self.put("in/twice.jsonl", lines(rows(3000))))
         other = Function(self.weed.endpoint, [BUNDLE, CLASSIFIER], self.env | {"KIVU_BATCH__SAVE_MS": "50"})
@@ -442,6 +539,68 @@ class Events(Base):
                 function.call(s3_event("in/loop.jsonl", self.put("in/loop.jsonl")))
         finally:
             function.stop()
+
+
+class Maps(Base):
+    """Rows that a state machine passes to the function, and the last call, which joins their answers."""
+
+    def batch(self, key, items, first=0):
+        items = [{"index": first + place, "row": row} for place, row in enumerate(items)]
+        return {"BatchInput": {"input": f"s3://{BUCKET}/{key}", "run": "run"}, "Items": items}
+
+    def join(self, key):
+        return {"join": {"input": f"s3://{BUCKET}/{key}", "run": "run"}}
+
+    def test_lines_that_are_not_objects_have_an_error(self):
+        items = [{"text": "a"}, 5, "x", [1], {"text": "b"}]
+        self.weed.put("in/scalars.jsonl", lines(items))
+        for first, batch in ((0, items[:2]), (2, items[2:])):
+            self.function.call(self.batch("in/scalars.jsonl", batch, first))
+        self.function.call(self.join("in/scalars.jsonl"))
+        found = parsed(self.weed.get("out/scalars.jsonl"))
+        self.assertEqual([row.get("text", row.get("input")) for row in found], ["a", "5", '"x"', "[1]", "b"])
+        self.assertEqual(["error" in row for row in found], [False, True, True, True, False])
+        self.assertEqual(self.report("out/scalars.jsonl")["errors"], {"row": 3})
+
+    def test_rows_that_are_split_at_another_delimiter_are_refused(self):
+        self.weed.put("in/semicolons.csv", b"id;text\n1;a\n2;b\n")
+        with self.assertRaisesRegex(RuntimeError, "CSVDelimiter.*SEMICOLON"):
+            self.function.call(self.batch("in/semicolons.csv", [{"id;text": "1;a"}, {"id;text": "2;b"}]))
+        self.function.call(self.batch("in/semicolons.csv", [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]))
+        self.function.call(self.join("in/semicolons.csv"))
+        output = self.weed.get("out/semicolons.csv").decode().splitlines()
+        self.assertEqual([line.split(";")[:2] for line in output], [["id", "text"], ["1", "a"], ["2", "b"]])
+
+    def test_an_interrupted_join_is_repeated_to_its_end(self):
+        key, services, faults = "in/joined.jsonl", Queue(), Faults(self.weed.endpoint)
+        interruptions = [("POST", "uploadId="), ("PUT", ".report.json"), ("DELETE", "000000000000005"), ("DELETE", "checkpoint")]
+
+        def fault(request, _):
+            is_next = interruptions and interruptions[0][0] == request.command and interruptions[0][1] in request.path
+            return "denied" if is_next else None
+        faults.fault = fault
+        function = Function(faults.endpoint, [BUNDLE], self.env | services.environment)
+        try:
+            self.weed.put(key, lines(rows(8)))
+            # Without the fourth and the fifth row.
+            for first in (0, 5):
+                function.call(self.batch(key, rows(3, first), first))
+            while interruptions:
+                with self.assertRaises(RuntimeError):
+                    function.call(self.join(key))
+                self.assertEqual(services.events, [])
+                interruptions.pop(0)
+            self.assertEqual(function.call(self.join(key))["rows"], 6)
+            self.assertEqual(function.call(self.join(key))["status"], "known")
+        finally:
+            function.stop()
+            faults.stop()
+            services.stop()
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/joined.jsonl"))], [0, 1, 2, 5, 6, 7])
+        report = self.report("out/joined.jsonl")
+        self.assertEqual((report["status"], report["rows"], report["missing"]), ("finished", 6, [[4, 5]]))
+        self.assertEqual([event["Detail"]["rows"] for event in services.events], [6, 6])
+        self.assertEqual(self.weed.keys("out/joined"), ["out/joined.jsonl", "out/joined.jsonl.report.json"])
 
 
 class Survival(Base):
@@ -616,6 +775,24 @@ class Survival(Base):
             faults.stop()
         self.assertEqual([row["id"] for row in parsed(self.weed.get("out/faulty.jsonl"))], list(range(20_000)))
 
+    def test_an_upload_that_fails_after_the_status(self):
+        self.weed.put("in/completed.jsonl", lines(rows(50)))
+        faults, seen = Faults(self.weed.endpoint), []
+
+        def fault(request, _):
+            if request.command == "POST" and "uploadId=" in request.path:
+                seen.append(request.path)
+                return "late error" if len(seen) < 3 else None
+            return None
+        faults.fault = fault
+        try:
+            kivu(faults.endpoint, "batch", f"s3://{BUCKET}/in/completed.jsonl", f"s3://{BUCKET}/out/completed.jsonl",
+                 "--model", CLASSIFIER, env=self.env)
+        finally:
+            faults.stop()
+        self.assertEqual(len(seen), 3)
+        self.assertEqual(len(parsed(self.weed.get("out/completed.jsonl"))), 50)
+
     def test_missing_permissions_are_reported_at_once(self):
         etag = self.weed.put("in/secret.jsonl", lines(rows(10)))["ETag"]
         faults = Faults(self.weed.endpoint)
@@ -639,13 +816,18 @@ class Survival(Base):
     def test_an_object_that_is_replaced_while_it_is_read(self):
         # Larger than the ranges that are read ahead.
         big = lines([{"id": number, "text": "x " * 4000} for number in range(12000)])
-        etag = self.weed.put("in/moving.jsonl", big)["ETag"]
-        number = self.function.send(sqs(s3_event("in/moving.jsonl", etag)))
-        wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
-        etag = self.weed.put("in/moving.jsonl", lines(rows(10)))["ETag"]
-        self.assertEqual(self.function.wait(number)[1], {"batchItemFailures": [{"itemIdentifier": "message-0"}]})
-        self.assertEqual(self.function.call(sqs(s3_event("in/moving.jsonl", etag))), {"batchItemFailures": []})
-        self.assertEqual(len(parsed(self.weed.get("out/moving.jsonl"))), 10)
+        url = f"s3://{BUCKET}/in/moving.jsonl"
+        # The new object has its own event, unless the sender named the input.
+        for event, failures in ((lambda etag: s3_event("in/moving.jsonl", etag), []), (lambda _: {"input": url}, ["message-0"])):
+            etag = self.weed.put("in/moving.jsonl", big)["ETag"]
+            number = self.function.send(sqs(event(etag)))
+            wait_for("its beginning", lambda: [key for key in self.weed.keys("out/moving") if "checkpoint" in key])
+            etag = self.weed.put("in/moving.jsonl", lines(rows(10)))["ETag"]
+            answer = self.function.wait(number)[1]
+            self.assertEqual([item["itemIdentifier"] for item in answer["batchItemFailures"]], failures)
+            self.assertEqual([key for key in self.weed.keys("out/moving") if "checkpoint" in key], [])
+            self.assertEqual(self.function.call(sqs(event(etag))), {"batchItemFailures": []})
+            self.assertEqual(len(parsed(self.weed.get("out/moving.jsonl"))), 10)
 
     def test_a_server_that_is_killed_and_comes_back(self):
         etag = self.weed.put("in/outage.jsonl", lines(rows(30_000)))["ETag"]

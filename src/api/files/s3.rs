@@ -81,7 +81,7 @@ impl Storage for S3Storage {
 
     fn open(&self, name: &str) -> Result<Option<Contents>> {
         let url = self.url(name);
-        let Some(object) = self.store.head(&url, None)? else { return Ok(None) };
+        let Some(object) = self.store.head(&url)? else { return Ok(None) };
         let pieces = self.store.pieces(&url, &object, 0..object.size)?;
         Ok(Some((object.size, Box::new(Reader::new(pieces)))))
     }
@@ -115,7 +115,7 @@ impl Storage for S3Storage {
 
     fn input(&self, name: &str) -> Result<Option<JobInput>> {
         let url = self.url(name);
-        let object = self.store.head(&url, None)?;
+        let object = self.store.head(&url)?;
         Ok(object.map(|object| JobInput::Object(self.store.clone(), url, object)))
     }
 

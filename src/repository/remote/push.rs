@@ -146,7 +146,7 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
 fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
     let is_same =
         |object: &Object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3);
-    let Some(object) = store.head(target, None)?.filter(is_same) else { return Ok(false) };
+    let Some(object) = store.head(target)?.filter(is_same) else { return Ok(false) };
     let mut hash = blake3::Hasher::new();
     for piece in store.pieces(target, &object, 0..object.size)? {
         for chunk in piece? {

@@ -7,7 +7,7 @@ use std::{ops::Range, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    object::{Condition, Multipart, Object, Part},
+    object::{Change, Condition, Multipart, Object, Part},
     pieces::Pieces,
     url::Url,
 };
@@ -25,7 +25,15 @@ impl Store {
         Self(())
     }
 
-    pub fn head(&self, _: &Url, _: Option<&str>) -> Result<Option<Object>> {
+    pub fn head(&self, _: &Url) -> Result<Option<Object>> {
+        unsupported()
+    }
+
+    pub fn current(&self, _: &Url) -> Result<Option<Object>> {
+        unsupported()
+    }
+
+    pub fn change(&self, _: &Url, _: &Object) -> Result<Option<Change>> {
         unsupported()
     }
 

@@ -8,7 +8,7 @@ pub mod pieces;
 pub mod url;
 
 pub use self::{
-    object::{Condition, MIN_PART_BYTES, Multipart, Object, Part},
+    object::{Change, Condition, MIN_PART_BYTES, Multipart, Object, Part},
     pieces::{Pieces, Reader},
     store::Store,
     url::{MAX_KEY_BYTES, Url, fit_key},

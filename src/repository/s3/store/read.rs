@@ -1,6 +1,6 @@
 //! Reading objects, large ones in parallel ranges.
 
-use std::{collections::HashMap, io, ops::Range, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use aws_sdk_s3::{Client, presigning::PresigningConfig};
 use bytes::Bytes;
@@ -13,9 +13,15 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    repository::s3::{object::Object, pieces::Pieces, url::Url},
+    repository::s3::{
+        object::{Change, Object},
+        pieces::Pieces,
+        url::Url,
+    },
 };
 
+/// Version id of an object that was written while its bucket had no versioning.
+const NO_VERSION: &str = "null";
 /// Range size: smaller ones cost more per byte.
 const RANGE_BYTES: u64 = 6 * 1024 * 1024;
 /// Ranges that are read at once; with the one in use, 38 MB at most.
@@ -33,18 +39,31 @@ impl Store {
         Ok(signed.uri().to_owned())
     }
 
-    /// Properties of an object, or of one version; `None` if it does not exist.
-    pub fn head(&self, url: &Url, version: Option<&str>) -> Result<Option<Object>> {
+    /// An object's properties without its version, so that any version with this ETag is read; `None` if it does not
+    /// exist.
+    pub fn head(&self, url: &Url) -> Result<Option<Object>> {
+        Ok(self.current(url)?.map(|object| Object { version: None, ..object }))
+    }
+
+    /// Properties of the current object with its version, if it has one; `None` if it does not exist or was deleted.
+    pub fn current(&self, url: &Url) -> Result<Option<Object>> {
         let connection = self.connection()?;
-        let version = version.map(str::to_owned);
         let request = connection.client.head_object().bucket(&url.bucket).key(&url.key);
-        let request = request.set_version_id(version.clone());
         let head = connection.send(move || request.clone().send());
         let head = found(head, || format!("cannot read `{url}`"))?;
         Ok(head.map(|head| Object {
             size: head.content_length().and_then(|size| size.try_into().ok()).unwrap_or(0),
-            ..object(head.e_tag(), version, head.metadata())
+            ..object(head.e_tag(), head.version_id().map(str::to_owned), head.metadata())
         }))
+    }
+
+    /// How the object at `url` has changed since it was `object`, if it has.
+    pub fn change(&self, url: &Url, object: &Object) -> Result<Option<Change>> {
+        Ok(match self.current(url)? {
+            None => Some(Change::Deleted),
+            Some(current) if current.is_version(object.version.as_deref(), Some(&object.etag)) => None,
+            Some(_) => Some(Change::Replaced),
+        })
     }
 
     /// A small object; `None` if it does not exist.
@@ -118,7 +137,8 @@ fn object(etag: Option<&str>, version: Option<String>, metadata: Option<&HashMap
     Object {
         size: 0,
         etag: etag.unwrap_or_default().to_owned(),
-        version,
+        // Objects without a version in a bucket with others.
+        version: version.filter(|version| version != NO_VERSION),
         metadata: metadata.cloned().unwrap_or_default().into_iter().collect(),
     }
 }
@@ -155,11 +175,10 @@ async fn read_range(
         }
         Ok(chunks)
     };
-    retry(timeout, read).await.map_err(|error| {
-        if !error.is_refused {
-            return error.during(format!("cannot read `{url}`"));
-        }
-        let source = io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "the object was replaced");
-        Error::Io { action: format!("expected `{url}` to stay as it was while it is read"), source }
+    retry(timeout, read).await.map_err(|error| match error {
+        error if error.is_refused => Change::Replaced.error(url),
+        // Without an ETag, nobody knows whether the object was ever there.
+        error if error.is_not_found() && !object.etag.is_empty() => Change::Deleted.error(url),
+        error => error.during(format!("cannot read `{url}`")),
     })
 }

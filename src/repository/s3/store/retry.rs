@@ -7,6 +7,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
 
+/// Error codes after which the same request may succeed. S3 sends some in a response with status 200, which begins before a
+/// copy or a multipart upload is complete.
+const TEMPORARY_CODES: [&str; 5] =
+    ["SlowDown", "RequestTimeout", "ConditionalRequestConflict", "InternalError", "ServiceUnavailable"];
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -68,8 +72,7 @@ where
             (401 | 403, _) => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::Other,
         };
-        let has_temporary_code =
-            matches!(code.as_str(), "SlowDown" | "RequestTimeout" | "ConditionalRequestConflict");
+        let has_temporary_code = TEMPORARY_CODES.contains(&code.as_str());
         let is_temporary = match &error {
             SdkError::ConstructionFailure(_) => false,
             SdkError::TimeoutError(_) | SdkError::DispatchFailure(_) | SdkError::ResponseError(_) => true,
@@ -87,7 +90,7 @@ where
         Self {
             error: io::Error::new(kind, message),
             is_temporary,
-            is_refused: status == 412 || status == 304,
+            is_refused: status == 412 || status == 304 || code == "PreconditionFailed",
         }
     }
 }
@@ -134,5 +137,36 @@ pub(super) async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T,
             }
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_s3::{
+        config::http::HttpResponse, error::ErrorMetadata,
+        operation::complete_multipart_upload::CompleteMultipartUploadError, primitives::SdkBody,
+    };
+
+    use super::*;
+
+    fn error(status: u16, code: &str) -> RequestError {
+        let metadata = ErrorMetadata::builder().code(code).build();
+        let response = HttpResponse::new(status.try_into().unwrap(), SdkBody::empty());
+        SdkError::service_error(CompleteMultipartUploadError::generic(metadata), response).into()
+    }
+
+    #[test]
+    fn errors_in_successful_responses_are_like_others() {
+        for code in ["InternalError", "SlowDown", "ServiceUnavailable"] {
+            assert!(error(200, code).is_temporary, "{code}");
+        }
+        for (status, code) in [(200, "EntityTooSmall"), (400, "EntityTooSmall"), (200, "AccessDenied")] {
+            assert!(!error(status, code).is_temporary, "{status} {code}");
+        }
+        for status in [200, 412] {
+            let error = error(status, "PreconditionFailed");
+            assert!(error.is_refused && !error.is_temporary, "{status}");
+        }
+        assert!(error(200, "NoSuchUpload").is_not_found());
     }
 }
