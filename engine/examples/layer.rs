@@ -7,13 +7,15 @@
 
 #![expect(clippy::print_stdout, reason = "a program that prints its results")]
 
+mod random;
+
 use std::{env, num::NonZeroUsize, time::Instant};
 
 use kivu_engine::{
-    kernel::{Block, COLUMNS, GROUP, InstructionSet, LANES},
+    kernel::{COLUMNS, InstructionSet, LANES},
     program::{
         Activation, Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Index, Limits,
-        Linear, Load, Norm, Per, Program, RowOperation, RowStage, Stage, Table, Value, View,
+        Load, Per, Program, RowOperation, RowStage, Stage, Table, Value, View,
     },
     run::{Run, Scratch, Text, Token},
 };
@@ -24,39 +26,6 @@ const SIZE: usize = 64;
 const NEAR: i32 = 128;
 const FARTHEST: i32 = 511;
 
-/// Numbers from -1 to 1.
-fn numbers(random: &mut fastrand::Rng, count: usize) -> Vec<f32> {
-    (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
-}
-
-fn lanes(random: &mut fastrand::Rng, count: usize) -> Vec<[f32; LANES]> {
-    numbers(random, count).as_chunks().0.to_vec()
-}
-
-fn linear(random: &mut fastrand::Rng, [inputs, outputs]: [usize; 2]) -> Linear {
-    let panels = outputs / LANES;
-    let block = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-127..=127))) };
-    let weights: Vec<Block> = (0..panels * inputs / GROUP).map(block).collect();
-    let sum =
-        |weights: &[Block], lane: usize| weights.iter().flat_map(|block| block[lane]).map(i32::from).sum();
-    let sums: Vec<[i32; LANES]> = weights
-        .chunks_exact(inputs / GROUP)
-        .map(|weights| std::array::from_fn(|lane| sum(weights, lane)))
-        .collect();
-    Linear {
-        name: "layer".to_owned(),
-        inputs,
-        block: inputs,
-        outputs,
-        scaling: None,
-        panels: weights.into(),
-        scales: vec![[0.0005; LANES]; panels].into(),
-        sums: sums.into(),
-        bias: lanes(random, outputs).into(),
-        activation: (outputs == 4 * inputs).then_some(Activation::Gelu),
-    }
-}
-
 fn vectors(random: &mut fastrand::Rng, heads: usize) -> DistanceVectors {
     let column = |distance: i32| match distance.abs() - NEAR {
         ..=0 => (distance + 2 * NEAR) as u32,
@@ -64,7 +33,7 @@ fn vectors(random: &mut fastrand::Rng, heads: usize) -> DistanceVectors {
     };
     let columns = (-FARTHEST..=FARTHEST).map(column).collect();
     let shape = [heads, SIZE, 16 * LANES * 2 + COLUMNS + LANES];
-    let mut table = || Some(numbers(random, shape.iter().product()).into());
+    let mut table = || Some(random::numbers(random, shape.iter().product()).into());
     let tables = DistanceTables { shape, keys: table(), queries: table() };
     let Some(vectors) = DistanceVectors::new(columns, tables) else { unreachable!("tables that fit") };
     vectors
@@ -77,8 +46,11 @@ fn program(tokens: usize, heads: usize) -> Program {
     let widths = [width, 3 * width, width, width, width, inner, width, width];
     let values =
         widths.iter().enumerate().map(|(slot, width)| Value { per: Per::Token, width: *width, slot });
-    let table = Table::Fp32(numbers(random, tokens * width).into());
-    let mut layer = |input, sizes, out| RowOperation::Linear { input, layer: linear(random, sizes), out };
+    let table = Table::Fp32(random::numbers(random, tokens * width).into());
+    let mut layer = |input, sizes: [usize; 2], out| {
+        let activation = (sizes[1] == 4 * sizes[0]).then_some(Activation::Gelu);
+        RowOperation::Linear { input, layer: random::linear(random, sizes, activation), out }
+    };
     let projections =
         vec![RowOperation::Lookup { table, index: Index::Id, out: 0 }, layer(0, [width, 3 * width], 1)];
     let [output, first, second] =
@@ -86,12 +58,7 @@ fn program(tokens: usize, heads: usize) -> Program {
     let mut norm = |value, residual, out| RowOperation::Norm {
         input: View { value, offset: 0, width },
         residual: Some(residual),
-        norm: Norm {
-            centers: true,
-            gain: lanes(random, width).into(),
-            bias: lanes(random, width).into(),
-            epsilon: 1e-7,
-        },
+        norm: random::norm(random, width, 1e-7),
         out,
     };
     let rest = vec![output, norm(3, 0, 4), first, second, norm(6, 4, 7)];
