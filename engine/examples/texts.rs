@@ -248,29 +248,28 @@ fn main() {
     };
     let texts = texts(count, shortest..=longest.clamp(shortest, POSITIONS));
     let repetitions: usize = number(argument(3), 50).max(1);
-    let programs = [false, true].map(program);
     let is_wanted = |it: &InstructionSet| argument(0).is_none_or(|wanted| wanted == it.name());
     for instructions in InstructionSet::available().filter(is_wanted) {
         let (mut scratch, mut bits) = (Scratch::default(), 0);
-        // Runs reuse the memory of earlier ones, as in a server.
-        let mut memory = [Values::new(), Values::new()];
         let (mut whole, mut apart) = (Vec::new(), vec![Vec::new(); PARTS.len()]);
-        for _ in 0..=repetitions {
-            for (is_apart, program) in programs.iter().enumerate() {
+        for is_apart in [false, true] {
+            let program = program(is_apart);
+            // Runs reuse the memory of earlier ones, as in a server.
+            let mut memory = Values::new();
+            for _ in 0..=repetitions {
                 let start = Instant::now();
-                let values = std::mem::take(&mut memory[is_apart]);
-                let run = program.0.pack(texts.iter(), NonZeroUsize::MIN, values);
-                let parts = execute(program, &run, instructions, &mut scratch);
-                if is_apart == 0 {
+                let run = program.0.pack(texts.iter(), NonZeroUsize::MIN, memory);
+                let parts = execute(&program, &run, instructions, &mut scratch);
+                if is_apart {
+                    apart.iter_mut().zip(parts).for_each(|(all, seconds)| all.push(seconds));
+                } else {
                     whole.push(start.elapsed().as_secs_f64());
                     let outputs = (0..count).flat_map(|text| run.outputs(&program.0, text)).flatten();
                     bits = outputs.fold(0, |sum: u64, value| {
                         sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits())
                     });
-                } else {
-                    apart.iter_mut().zip(parts).for_each(|(all, seconds)| all.push(seconds));
                 }
-                memory[is_apart] = run.into_values();
+                memory = run.into_values();
             }
         }
         // The first repetition allocates.
