@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::{
     distances::{DistanceTerms, HeadVectors, QUERIES},
-    kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
+    kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
     math::{activate, exp, largest, sum},
     program::{Activation, Attention, AttentionWindow, DistanceBias},
 };
@@ -87,6 +87,12 @@ impl<'a> Scores<'a> {
         scores[end..].fill(f32::MIN);
     }
 
+    /// Queries per group; a short text's are one group.
+    fn group(&self, queries: usize) -> usize {
+        let is_short = queries <= MAX_ROWS && !matches!(self.bias, Bias::Vectors(_));
+        if is_short { MAX_ROWS } else { QUERIES }
+    }
+
     fn depends_on_positions(&self) -> bool {
         self.window != AttentionWindow::ALL || matches!(self.bias, Bias::Slope(_) | Bias::Values(..))
     }
@@ -115,55 +121,82 @@ impl Head {
         if self.keys.is_empty() {
             return out.fill(0.0);
         }
-        self.transpose_keys(settings.scale);
         let size = self.size;
         let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
+        let rows = std::mem::take(&mut self.keys);
+        self.transpose_keys(kernel, Rows { values: &rows, stride: size }, keys, settings.scale);
+        self.keys = rows;
         if let Bias::Vectors(vectors) = settings.bias {
             // Such models have no windows: a group has a score for each key.
             self.terms.prepare(vectors, size, [self.queries.len() / size, keys]);
         }
-        let groups = self.queries.chunks(QUERIES * size).zip(out.chunks_mut(QUERIES * size));
-        for ((queries, out), first_query) in groups.zip((0_usize..).step_by(QUERIES)) {
+        let group = settings.group(self.queries.len() / size);
+        let groups = self.queries.chunks(group * size).zip(out.chunks_mut(group * size));
+        for ((queries, out), first_query) in groups.zip((0_usize..).step_by(group)) {
             let rows = queries.len() / size;
             // Key panels inside the window of any query in the group.
             let from = first_query.saturating_sub(settings.window.before) / COLUMNS * COLUMNS;
             let to = (first_query + rows).saturating_add(settings.window.after).min(keys);
             let padded = (to - from).next_multiple_of(COLUMNS);
-            self.scores.resize(QUERIES * padded, 0.0);
+            self.scores.resize(self.scores.len().max(rows * padded), 0.0);
             let scores = &mut self.scores[..rows * padded];
             score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
             if let Bias::Vectors(vectors) = settings.bias {
                 let place = (first_query, self.queries.len() / size);
                 self.terms.add(kernel, vectors, (queries, &self.keys, size), place, (&mut *scores, padded));
             }
-            let mut inverse = [0.0; QUERIES];
+            let mut inverse = [0.0; MAX_ROWS];
+            // Lanes beyond the last key's would add nothing.
+            let used = (to - from).div_ceil(LANES);
             for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {
-                *inverse = softmax(kernel, scores.as_chunks_mut().0);
+                *inverse = softmax(kernel, &mut scores.as_chunks_mut().0[..used]);
             }
-            let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
+            let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
             for first in (0..size).step_by(COLUMNS) {
                 let values = Rows { values: &self.values[from * stride + first..], stride };
                 kernel.product(to - from, Rows { values: scores, stride: padded }, values, &mut sums[..rows]);
                 for ((sums, inverse), out) in sums.iter().zip(inverse).zip(out.chunks_exact_mut(size)) {
                     let out = &mut out[first..];
-                    for (out, sum) in out.iter_mut().zip(sums.as_flattened()) {
-                        *out = sum * inverse;
+                    let factor = kernel.splat(inverse);
+                    let (whole, rest) = out.as_chunks_mut();
+                    for (out, sums) in whole.iter_mut().zip(sums) {
+                        kernel.store(kernel.mul(kernel.load(sums), factor), out);
+                    }
+                    if whole.len() < sums.len() {
+                        for (out, sum) in rest.iter_mut().zip(sums[whole.len()]) {
+                            *out = sum * inverse;
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Scales the keys and transposes them in groups of 32.
+    /// Scales keys and transposes them in groups of 32.
     #[inline(always)]
-    fn transpose_keys(&mut self, scale: f32) {
-        let keys = self.keys.len() / self.size;
-        self.panels.resize(keys.next_multiple_of(COLUMNS) * self.size, 0.0);
-        let panels = self.panels.chunks_exact_mut(COLUMNS * self.size);
-        for (keys, panel) in self.keys.chunks(COLUMNS * self.size).zip(panels) {
-            for (column, key) in keys.chunks_exact(self.size).enumerate() {
-                for (value, row) in key.iter().zip(panel.as_chunks_mut::<COLUMNS>().0) {
-                    row[column] = value * scale;
+    fn transpose_keys<K: Kernel>(&mut self, kernel: K, keys: Rows<'_>, count: usize, scale: f32) {
+        let (size, scales) = (self.size, kernel.splat(scale));
+        let whole = size - size % LANES;
+        self.panels.resize(count.next_multiple_of(COLUMNS) * size, 0.0);
+        for first in (0..count).step_by(LANES) {
+            let rows = &keys.values[first * keys.stride..];
+            let row_count = (count - first).min(LANES);
+            let panel = &mut self.panels[first / COLUMNS * COLUMNS * size..][..COLUMNS * size];
+            let column = first % COLUMNS;
+            for start in (0..whole).step_by(LANES) {
+                let mut square = [kernel.splat(0.0); LANES];
+                for (row, lanes) in square[..row_count].iter_mut().enumerate() {
+                    let Some(values) = rows[row * keys.stride + start..].first_chunk() else { continue };
+                    *lanes = kernel.mul(kernel.load(values), scales);
+                }
+                for (lanes, row) in kernel.transpose(square).into_iter().zip(start..) {
+                    let Some(out) = panel[row * COLUMNS + column..].first_chunk_mut() else { continue };
+                    kernel.store(lanes, out);
+                }
+            }
+            for row in 0..row_count {
+                for (at, value) in rows[row * keys.stride..][..size].iter().enumerate().skip(whole) {
+                    panel[at * COLUMNS + column + row] = value * scale;
                 }
             }
         }
@@ -184,23 +217,33 @@ fn score<K: Kernel>(
     let rows = queries.len() / size;
     let padded = keys.len().next_multiple_of(COLUMNS);
     let depends_on_positions = settings.depends_on_positions();
-    let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
+    let mut joined: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
     let panels = panels[keys.start * size..].chunks_exact(COLUMNS * size);
     for (panel, first) in panels.zip((0..padded).step_by(COLUMNS)) {
         let columns = Rows { values: panel, stride: COLUMNS };
-        kernel.product(size, Rows { values: queries, stride: size }, columns, &mut sums[..rows]);
-        let queries = first_query..;
-        for ((sums, scores), query) in sums.iter_mut().zip(scores.chunks_exact_mut(padded)).zip(queries) {
+        let is_alone = padded == COLUMNS;
+        let sums = if is_alone { scores.as_chunks_mut().0.as_chunks_mut().0 } else { &mut joined[..rows] };
+        kernel.product(size, Rows { values: queries, stride: size }, columns, sums);
+        for (sums, query) in sums.iter_mut().zip(first_query..) {
             if let Some(cap) = settings.cap {
                 sums.iter_mut().for_each(|lanes| limit(kernel, cap, lanes));
             }
             let sums = sums.as_flattened_mut();
-            let count = (keys.len() - first).min(COLUMNS);
+            let count = keys.len() - first;
             if depends_on_positions {
-                settings.adjust(query, keys.start + first, &mut sums[..count]);
+                settings.adjust(query, keys.start + first, &mut sums[..count.min(COLUMNS)]);
             }
-            sums[count..].fill(f32::MIN);
-            scores[first..first + COLUMNS].copy_from_slice(sums);
+            if count < COLUMNS {
+                for (column, score) in sums.iter_mut().enumerate() {
+                    *score = if column < count { *score } else { f32::MIN };
+                }
+            }
+        }
+        if !is_alone {
+            let sums = &joined[..rows];
+            for (sums, scores) in sums.iter().zip(scores.chunks_exact_mut(padded)) {
+                scores[first..first + COLUMNS].copy_from_slice(sums.as_flattened());
+            }
         }
     }
 }

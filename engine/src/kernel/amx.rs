@@ -140,6 +140,7 @@ impl Kernel for AmxInt8 {
         fn max(a: __m512, b: __m512) -> __m512;
         fn load_i32(values: &Sums) -> __m512;
         fn shift_exponent(a: __m512, n: __m512) -> __m512;
+        fn transpose(rows: [__m512; LANES]) -> [__m512; LANES];
         fn low_bytes(a: __m512) -> [u8; LANES];
         fn store_activations(a: __m512, out: &mut [u8]);
         fn product(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);

@@ -112,6 +112,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         fn shift_exponent(a: [__m256; 2], n: [__m256; 2]) -> [__m256; 2] {
             [shift_exponent(a[0], n[0]), shift_exponent(a[1], n[1])]
         }
+        fn transpose(rows: [[__m256; 2]; LANES]) -> [[__m256; 2]; LANES] { transpose(rows) }
         fn low_bytes(a: [__m256; 2]) -> [u8; LANES] { low_bytes(a) }
     }
 
@@ -168,6 +169,48 @@ fn halves_mut<T>(values: &mut [T; LANES]) -> [&mut [T; LANES / 2]; 2] {
 fn shift_exponent(a: __m256, n: __m256) -> __m256 {
     let shift = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn transpose(rows: [[__m256; 2]; LANES]) -> [[__m256; 2]; LANES] {
+    let mut columns = rows;
+    // Four squares of eight rows and columns, which fit into the registers.
+    for (place, first) in [(0, 0), (0, 8), (1, 0), (1, 8)] {
+        let mut square = [_mm256_setzero_ps(); LANES / 2];
+        for at in 0..2 {
+            // The squares of four columns.
+            let row = first + 4 * at;
+            let (a, b) = (rows[row][place], rows[row + 1][place]);
+            let (c, d) = (rows[row + 2][place], rows[row + 3][place]);
+            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (next_low, next_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            square[4 * at] = join_low(low, next_low);
+            square[4 * at + 1] = join_high(low, next_low);
+            square[4 * at + 2] = join_low(high, next_high);
+            square[4 * at + 3] = join_high(high, next_high);
+        }
+        for at in 0..4 {
+            let (a, b) = (square[at], square[4 + at]);
+            columns[8 * place + at][first / 8] = _mm256_permute2f128_ps::<0x20>(a, b);
+            columns[8 * place + 4 + at][first / 8] = _mm256_permute2f128_ps::<0x31>(a, b);
+        }
+    }
+    columns
+}
+
+/// The first two numbers in each half of both registers.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn join_low(a: __m256, b: __m256) -> __m256 {
+    _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
+}
+
+/// The last two numbers in each half of both registers.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn join_high(a: __m256, b: __m256) -> __m256 {
+    _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
 }
 
 #[target_feature(enable = "avx2")]

@@ -51,6 +51,7 @@ impl Kernel for Avx512Vnni {
                 _mm512_slli_epi32::<23>(_mm512_castps_si512(n)),
             ))
         }
+        fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] { transpose(rows) }
         fn low_bytes(a: __m512) -> [u8; LANES] {
             {
                 let mut bytes = [0; LANES];
@@ -96,6 +97,41 @@ impl Kernel for Avx512Vnni {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 fn call<F: KernelFn>(kernel: Avx512Vnni, function: F) -> F::Output {
     function.call(kernel)
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn transpose(mut rows: [__m512; LANES]) -> [__m512; LANES] {
+    // Within groups of four rows, the squares of four columns.
+    for rows in rows.as_chunks_mut::<4>().0 {
+        let [a, b, c, d] = *rows;
+        let pairs = [
+            _mm512_unpacklo_ps(a, b),
+            _mm512_unpackhi_ps(a, b),
+            _mm512_unpacklo_ps(c, d),
+            _mm512_unpackhi_ps(c, d),
+        ]
+        .map(|pair| _mm512_castps_pd(pair));
+        *rows = [
+            _mm512_unpacklo_pd(pairs[0], pairs[2]),
+            _mm512_unpackhi_pd(pairs[0], pairs[2]),
+            _mm512_unpacklo_pd(pairs[1], pairs[3]),
+            _mm512_unpackhi_pd(pairs[1], pairs[3]),
+        ]
+        .map(|row| _mm512_castpd_ps(row));
+    }
+    // Then the squares themselves.
+    let mut columns = rows;
+    for at in 0..4 {
+        let [a, b, c, d] = [rows[at], rows[4 + at], rows[8 + at], rows[12 + at]];
+        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+        let (next_even, next_odd) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        columns[at] = _mm512_shuffle_f32x4::<0x88>(even, next_even);
+        columns[4 + at] = _mm512_shuffle_f32x4::<0x88>(odd, next_odd);
+        columns[8 + at] = _mm512_shuffle_f32x4::<0xdd>(even, next_even);
+        columns[12 + at] = _mm512_shuffle_f32x4::<0xdd>(odd, next_odd);
+    }
+    columns
 }
 
 /// # Safety

@@ -174,6 +174,23 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// Each number's lowest eight bits: the integer `i` where the number is `2^23 + i`.
     fn low_bytes(self, a: Self::F32x16) -> [u8; LANES];
 
+    /// Exchanges rows and columns.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::F32x16; LANES]) -> [Self::F32x16; LANES] {
+        let (mut columns, mut out) = ([[0.0; LANES]; LANES], rows);
+        for (at, row) in rows.into_iter().enumerate() {
+            let mut lanes = [0.0; LANES];
+            self.store(row, &mut lanes);
+            for (value, column) in lanes.into_iter().zip(&mut columns) {
+                column[at] = value;
+            }
+        }
+        for (column, out) in columns.iter().zip(&mut out) {
+            *out = self.load(column);
+        }
+        out
+    }
+
     /// Stores each lane's [lowest byte](Self::low_bytes) as an unsigned activation, in the format that
     /// [`tile`](Self::tile) reads.
     ///

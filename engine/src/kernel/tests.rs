@@ -344,6 +344,37 @@ proptest! {
     }
 }
 
+/// A square's columns.
+#[derive(Clone)]
+struct Square([Lanes; LANES]);
+
+impl KernelFn for Square {
+    type Output = [Lanes; LANES];
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> [Lanes; LANES] {
+        let (mut rows, mut columns) = ([kernel.splat(0.0); LANES], self.0);
+        for (row, lanes) in rows.iter_mut().zip(&self.0) {
+            *row = kernel.load(lanes);
+        }
+        for (column, lanes) in kernel.transpose(rows).into_iter().zip(&mut columns) {
+            kernel.store(column, lanes);
+        }
+        columns
+    }
+}
+
+#[test]
+fn squares_are_transposed() {
+    let number = |row, column| (row * LANES + column) as f32;
+    let rows = std::array::from_fn(|row| std::array::from_fn(|column| number(row, column)));
+    let expected: [Lanes; LANES] =
+        std::array::from_fn(|column| std::array::from_fn(|row| number(row, column)));
+    for (instructions, columns) in results(&Square(rows)) {
+        assert_eq!(columns, expected, "{instructions}");
+    }
+}
+
 /// Whether a function panics for each kernel.
 fn assert_panics(function: &(impl KernelFn + Clone)) {
     for instructions in InstructionSet::available() {

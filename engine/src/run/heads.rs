@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::{Run, rows::copy_row};
+use super::{Run, rows::copy_rows};
 use crate::{
     attention::{Head, Scores},
     kernel::Kernel,
-    program::{Attention, Per, Program, View},
+    program::{Attention, Per, Program, Value, View},
 };
 
 /// Attention for one text and head.
@@ -26,23 +26,14 @@ pub(super) fn attend<K: Kernel>(
         Per::Token => run.texts[text].clone(),
         Per::Text => text..text + 1,
     };
-    let copy = |view: View, head: usize, rows: Range<usize>, stride: usize, out: &mut Vec<f32>| {
-        let value = program.values[view.value];
-        let (width, first) = (value.width, view.offset + head * size);
-        out.resize(rows.len() * stride, 0.0);
-        let mut out = out.chunks_exact_mut(stride);
-        run.each_part(value, rows, |part| {
-            for (row, out) in part.chunks_exact(width).zip(&mut out) {
-                copy_row(&row[first..first + size], &mut out[..size]);
-                out[size..].fill(0.0);
-            }
-        });
-    };
     let count = queries.len();
     scratch.size = size;
-    copy(attention.queries, head, queries, size, &mut scratch.queries);
-    copy(attention.keys, key_head, tokens.clone(), size, &mut scratch.keys);
-    copy(attention.values, key_head, tokens, Head::value_stride(size), &mut scratch.values);
+    let view = |view: View, head: usize| View { offset: view.offset + head * size, width: size, ..view };
+    let value = |view: View| (program.values[view.value], view);
+    copy_head(run, value(view(attention.queries, head)), queries, size, &mut scratch.queries);
+    copy_head(run, value(view(attention.keys, key_head)), tokens.clone(), size, &mut scratch.keys);
+    let stride = Head::value_stride(size);
+    copy_head(run, value(view(attention.values, key_head)), tokens, stride, &mut scratch.values);
     if let Some(rotary) = attention.rotary.map(|rotary| &program.rotaries[rotary]) {
         let table = rotary.table(scratch.keys.len() / size);
         for rows in [&mut scratch.queries, &mut scratch.keys] {
@@ -54,4 +45,20 @@ pub(super) fn attend<K: Kernel>(
     let mut out = run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
     out.resize(count * size, 0.0);
     scratch.attend(kernel, &Scores::new(attention, head), &mut out);
+}
+
+/// Copies a head's columns into rows that are `stride` numbers apart.
+#[inline(always)]
+fn copy_head(run: &Run, (value, view): (Value, View), rows: Range<usize>, stride: usize, out: &mut Vec<f32>) {
+    out.resize(rows.len() * stride, 0.0);
+    let mut start = rows.start;
+    while start < rows.end {
+        let (block, first) = (start / run.block_rows, start % run.block_rows);
+        let count = (rows.end - start).min(run.block_rows - first);
+        let part = run.part(value.slot, block);
+        let part = &part[first * value.width + view.offset..];
+        let out = &mut out[(start - rows.start) * stride..];
+        copy_rows([count, view.width], (part, value.width), (out, stride));
+        start += count;
+    }
 }

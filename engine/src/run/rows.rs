@@ -6,7 +6,7 @@ use super::{Observer, Run, Scratch, Token};
 use crate::{
     adapters::adapt,
     experts::pass_experts,
-    kernel::{Kernel, LANES},
+    kernel::{COLUMNS, Kernel, LANES},
     linear::{dense, linear},
     math::{activate, gate, normalize},
     program::{Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
@@ -192,23 +192,37 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
         let part = range.start.max(rows.start)..range.end.min(rows.end);
         for head in 0..heads {
             let contexts = run.part(slot, text * heads + head);
-            let contexts = contexts[(part.start - range.start) * size..].chunks_exact(size);
-            let out = out[(part.start - rows.start) * width..(part.end - rows.start) * width]
-                .chunks_exact_mut(width);
-            for (out, context) in out.zip(contexts) {
-                copy_row(context, &mut out[head * size..][..size]);
-            }
+            let contexts = &contexts[(part.start - range.start) * size..];
+            let out = &mut out[(part.start - rows.start) * width + head * size..];
+            copy_rows([part.len(), size], (contexts, size), (out, width));
         }
     }
 }
 
-/// Copies a short row, without the call that copies of unknown length are otherwise.
+/// Copies `width` numbers of each row between rows that are apart.
+///
+/// By columns, with arrays: compilers replace loops along a row by a call per row, which takes longer than short rows.
 #[inline(always)]
-pub(super) fn copy_row(row: &[f32], out: &mut [f32]) {
-    let (row, row_end) = row.as_chunks::<LANES>();
-    let (out, out_end) = out.as_chunks_mut::<LANES>();
-    out.iter_mut().zip(row).for_each(|(out, lanes)| *out = *lanes);
-    out_end.iter_mut().zip(row_end).for_each(|(out, value)| *out = *value);
+pub(super) fn copy_rows(
+    [count, width]: [usize; 2],
+    (from, from_stride): (&[f32], usize),
+    (to, to_stride): (&mut [f32], usize),
+) {
+    let whole = width - width % COLUMNS;
+    for first in (0..whole).step_by(COLUMNS) {
+        for row in 0..count {
+            let from = from[row * from_stride + first..].first_chunk::<COLUMNS>();
+            if let (Some(from), Some(to)) = (from, to[row * to_stride + first..].first_chunk_mut()) {
+                *to = *from;
+            }
+        }
+    }
+    if whole < width {
+        for row in 0..count {
+            let from = &from[row * from_stride..][whole..width];
+            to[row * to_stride..][whole..width].copy_from_slice(from);
+        }
+    }
 }
 
 /// Joins consecutive rows into rows of `width` numbers; the first is `before` rows before each token's own.
