@@ -1,5 +1,5 @@
 //! Attention within one text, one head at a time. The full score matrix is never in memory: queries are processed in
-//! groups of eight.
+//! groups of eight, or of up to twelve in short texts.
 
 use std::ops::Range;
 
@@ -87,10 +87,11 @@ impl<'a> Scores<'a> {
         scores[end..].fill(f32::MIN);
     }
 
-    /// Queries per group; a short text's are one group.
+    /// Queries per group. A short text's are one group, unless it would compute more than it needs or the terms of vectors
+    /// depend on the size.
     fn group(&self, queries: usize) -> usize {
-        let is_short = queries <= MAX_ROWS && !matches!(self.bias, Bias::Vectors(_));
-        if is_short { MAX_ROWS } else { QUERIES }
+        let is_free = self.window == AttentionWindow::ALL && !matches!(self.bias, Bias::Vectors(_));
+        if is_free && queries <= MAX_ROWS { MAX_ROWS } else { QUERIES }
     }
 
     fn depends_on_positions(&self) -> bool {
@@ -107,11 +108,12 @@ impl Head {
     /// Buffer size for a text with `tokens` tokens, as a count of numbers.
     pub(crate) fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
+        let rows = if tokens <= MAX_ROWS { MAX_ROWS } else { QUERIES };
         let terms = match bias {
             DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens, size),
             DistanceBias::None | DistanceBias::Slopes(_) | DistanceBias::Values { .. } => 0,
         };
-        tokens * (2 * size + Self::value_stride(size)) + padded * (size + QUERIES) + terms
+        tokens * (2 * size + Self::value_stride(size)) + padded * (size + rows) + terms
     }
 
     /// Writes each query's context, `size` numbers long, to `out`: values, weighted by softmax(scale × query · key),
@@ -146,7 +148,7 @@ impl Head {
                 self.terms.add(kernel, vectors, (queries, &self.keys, size), place, (&mut *scores, padded));
             }
             let mut inverse = [0.0; MAX_ROWS];
-            // Lanes beyond the last key's would add nothing.
+            // Whole lanes beyond the last key would add nothing.
             let used = (to - from).div_ceil(LANES);
             for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {
                 *inverse = softmax(kernel, &mut scores.as_chunks_mut().0[..used]);
@@ -302,7 +304,9 @@ mod tests {
             AttentionWindow { before: 40, after: 5 },
         ];
         let mut head = Head::default();
-        for (size, length) in [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9), (16, 0)] {
+        for (size, length) in
+            [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9), (16, 0), (32, 12), (24, 17), (32, 13)]
+        {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
             for window in windows {

@@ -132,27 +132,55 @@ pub(crate) fn gate<K: Kernel>(
     }
 }
 
-/// Normalizes a row: to mean 0 and variance 1, or to mean square 1.
+/// Normalizes rows as wide as the norm: to mean 0 and variance 1, or to mean square 1.
 #[inline(always)]
-pub(crate) fn normalize<K: Kernel>(kernel: K, row: &mut [Lanes], norm: &Norm) {
-    let count = (row.len() * LANES) as f32;
-    let mut total = kernel.splat(0.0);
+pub(crate) fn normalize<K: Kernel>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
+    let width = norm.gain.len();
+    let mut groups = rows.chunks_exact_mut(ROWS * width);
+    for rows in &mut groups {
+        normalize_together::<K, ROWS>(kernel, rows, norm);
+    }
+    for row in groups.into_remainder().chunks_exact_mut(width) {
+        normalize_together::<K, 1>(kernel, row, norm);
+    }
+}
+
+/// Rows that are normalized together: each sum has one order, so that its additions wait for each other.
+const ROWS: usize = 4;
+
+/// Normalizes `N` rows.
+#[inline(always)]
+fn normalize_together<K: Kernel, const N: usize>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
+    let (gain, bias) = (&norm.gain[..], &norm.bias[..]);
+    let width = gain.len();
+    assert_eq!(rows.len(), N * width, "expected {N} rows of the norm's width");
+    let count = (width * LANES) as f32;
+    let mut means = [kernel.splat(0.0); N];
     if norm.centers {
-        for lanes in row.iter() {
-            total = kernel.add(total, kernel.load(lanes));
+        for at in 0..width {
+            for (row, total) in means.iter_mut().enumerate() {
+                *total = kernel.add(*total, kernel.load(&rows[row * width + at]));
+            }
         }
     }
-    let mean = kernel.splat(sum(kernel, total) / count);
-    let mut squares = kernel.splat(0.0);
-    for lanes in row.iter() {
-        let difference = kernel.sub(kernel.load(lanes), mean);
-        squares = kernel.mul_add(difference, difference, squares);
+    for mean in &mut means {
+        *mean = kernel.splat(sum(kernel, *mean) / count);
     }
-    let deviation = (sum(kernel, squares) / count + norm.epsilon).sqrt();
-    let inverse = kernel.splat(1.0 / deviation);
-    for ((lanes, gain), bias) in row.iter_mut().zip(norm.gain.iter()).zip(norm.bias.iter()) {
-        let scaled = kernel.mul(kernel.sub(kernel.load(lanes), mean), inverse);
-        kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
+    let mut squares = [kernel.splat(0.0); N];
+    for at in 0..width {
+        for (row, (squares, mean)) in squares.iter_mut().zip(means).enumerate() {
+            let difference = kernel.sub(kernel.load(&rows[row * width + at]), mean);
+            *squares = kernel.mul_add(difference, difference, *squares);
+        }
+    }
+    for (row, (squares, mean)) in squares.into_iter().zip(means).enumerate() {
+        let deviation = (sum(kernel, squares) / count + norm.epsilon).sqrt();
+        let inverse = kernel.splat(1.0 / deviation);
+        let row = &mut rows[row * width..(row + 1) * width];
+        for ((lanes, gain), bias) in row.iter_mut().zip(gain).zip(bias) {
+            let scaled = kernel.mul(kernel.sub(kernel.load(lanes), mean), inverse);
+            kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
+        }
     }
 }
 
@@ -228,5 +256,18 @@ mod tests {
             let expected = 2.0 * (index as f32 - 15.5) / deviation + 0.5;
             assert!((value - expected).abs() < 1e-5, "{index}: {value}, not {expected}");
         }
+    }
+
+    #[test]
+    fn rows_are_normalized_as_if_alone() {
+        let count = 2 * ROWS + 1;
+        let rows: Vec<Lanes> =
+            (0..2 * count).map(|part| std::array::from_fn(|lane| (part * part + lane) as f32)).collect();
+        let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
+        let norm = Norm { centers: true, gain, bias, epsilon: 1e-5 };
+        let (mut together, mut alone) = (rows.clone(), rows);
+        normalize(Plain, &mut together, &norm);
+        alone.chunks_exact_mut(2).for_each(|row| normalize(Plain, row, &norm));
+        assert_eq!(together, alone);
     }
 }

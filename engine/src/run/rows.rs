@@ -102,9 +102,7 @@ pub(super) fn rows<K: Kernel>(
                         }
                     }
                 }
-                for part in out.chunks_exact_mut(norm.gain.len() * LANES) {
-                    normalize(kernel, part.as_chunks_mut().0, norm);
-                }
+                normalize(kernel, out.as_chunks_mut().0, norm);
             }
         }
         values[slot(&id)] = out;
@@ -293,5 +291,24 @@ impl Index {
             Self::Position => token.position,
         };
         number as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_any_width_are_copied_alone() {
+        for width in [1, COLUMNS - 1, COLUMNS, COLUMNS + 8, 2 * COLUMNS] {
+            let (count, from_stride, to_stride) = (3, width + 5, width + 2);
+            let from: Vec<f32> = (1..=count * from_stride).map(|at| at as f32).collect();
+            let mut to = vec![0.0; count * to_stride];
+            copy_rows([count, width], (&from, from_stride), (&mut to, to_stride));
+            for (row, (from, to)) in from.chunks(from_stride).zip(to.chunks(to_stride)).enumerate() {
+                assert_eq!(from[..width], to[..width], "row {row}, width {width}");
+                assert_eq!(to[width..], [0.0, 0.0], "row {row}, width {width}");
+            }
+        }
     }
 }
