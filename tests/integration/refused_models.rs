@@ -70,3 +70,34 @@ fn named_models_are_refused_by_what_they_need() {
         assert!(refusal.contains(expected), "{name}: {refusal}");
     }
 }
+
+/// `docs/design.md` has what these models need.
+#[test]
+fn models_that_are_not_built_are_refused_by_their_model_type() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let translators = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, ";
+    let cases = [
+        ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", translators),
+        ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", translators),
+        ("gemma3", "Gemma3ForConditionalGeneration", translators),
+        ("lfm2", "Lfm2ForCausalLM", "Kivu does not run gated short convolutions; "),
+        ("lfm2", "Lfm2Model", "Kivu does not run gated short convolutions; "),
+        ("lfm2_moe", "Lfm2MoeForCausalLM", "Kivu does not run gated short convolutions; "),
+        ("longformer", "LongformerModel", "Kivu does not run windows with global tokens; "),
+        (
+            "longformer",
+            "LongformerForSequenceClassification",
+            "Kivu does not run windows with global tokens; ",
+        ),
+    ];
+    for (model_type, class, reason) in cases {
+        let model = folder.path().join(class);
+        copy(&fixtures().join("models/tiny-llama"), &model);
+        configure(&model, &json!({ "model_type": model_type, "architectures": [class] }));
+        let request = request(model, folder.path().join(format!("{class}-built")), Some(Precision::Fp32));
+        let refusal = build_request(&request, runtime).unwrap_err().chain().to_string();
+        let expected = format!("but found `{model_type}` ({class}); {reason}");
+        assert!(refusal.contains(&expected), "{refusal}");
+    }
+}

@@ -25,7 +25,7 @@ mod word_scores;
 
 pub(super) use self::{
     config::{Facts, Head, HeadKind},
-    families::{JINA_V3, MODEL_TYPES, is_jinas},
+    families::{JINA_V3, MODEL_TYPES, alternative, is_jinas},
     gliclass::{GLICLASS, is_gliclass, open_gliclass},
     gliner::{is_gliner, missing_encoder, open_gliner},
     gliner_config::{DEFAULT_ENCODER, GLINER, LABELS_ENCODER_CONFIG},

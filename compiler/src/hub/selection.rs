@@ -141,13 +141,16 @@ impl Paths<'_> {
                 )));
             }
             None => {
-                let code = config.fields().contains_key("auto_map");
+                let has_code = config.fields().contains_key("auto_map");
                 return Err(Error::model(format!(
-                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found `{}` ({}){}",
+                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found `{}` ({}); {}",
                     quoted(&types),
                     config.model_type(),
                     config.architecture(),
-                    if code { ", which needs code from the repository, and Kivu runs none" } else { "" }
+                    match has_code {
+                        true => "it needs code from the repository, and Kivu runs none",
+                        false => encoder::alternative(&config),
+                    }
                 )));
             }
         };
@@ -382,7 +385,7 @@ mod tests {
         ];
         let refusals: Vec<String> =
             refusals.into_iter().map(|refusal| refusal.unwrap_err().to_string()).collect();
-        assert!(refusals[1].contains("`chatglm` (ChatGLMModel), which needs code"), "{}", refusals[1]);
+        assert!(refusals[1].contains("`chatglm` (ChatGLMModel); it needs code"), "{}", refusals[1]);
         insta::assert_snapshot!([&refusals[0], &refusals[2], &refusals[3]].map(String::as_str).join("\n"), @"
         expected a model in `a/b` with a `config.json`, but found only `model.gguf`
         expected weights in `a/b` (`model.safetensors`, `pytorch_model.bin`, or an ONNX export), but found only `tf_model.h5`

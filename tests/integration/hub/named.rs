@@ -324,7 +324,7 @@ fn names_without_a_model_are_refused() {
     ");
     insta::assert_snapshot!(refused("tests/tiny-bert@../v9"), @"error: expected a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, but found `tests/tiny-bert@../v9`");
     let code = refused("tests/code");
-    assert!(code.contains("found `chatglm` (chatglm), which needs code from the repository"), "{code}");
+    assert!(code.contains("found `chatglm` (chatglm)\nhint: it needs code from the repository"), "{code}");
     assert!(!code.contains("model.safetensors is"), "{code}");
     assert_eq!(
         read_folder(&home.path().join("kivu/models")).keys().filter(|file| !file.ends_with("lock")).count(),

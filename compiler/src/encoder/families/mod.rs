@@ -62,6 +62,21 @@ pub(crate) const MODEL_TYPES: [&str; 29] = [
     bart::BART,
 ];
 
+/// What published models need that is not built, by `model_type`: see "Models that are not built" in `docs/design.md`.
+const NOT_BUILT: [(&str, &str); 6] = [
+    ("hunyuan_v1_dense", TRANSLATING_DECODER),
+    ("hunyuan_v1_moe", TRANSLATING_DECODER),
+    // TranslateGemma. The text model alone, `gemma3_text`, is an encoder.
+    ("gemma3", TRANSLATING_DECODER),
+    ("lfm2", GATED_CONVOLUTIONS),
+    ("lfm2_moe", GATED_CONVOLUTIONS),
+    ("longformer", GLOBAL_TOKENS),
+];
+const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
+                                   Marian and Bergamot";
+const GATED_CONVOLUTIONS: &str = "Kivu does not run gated short convolutions; among small decoders, it embeds with Qwen3 and EmbeddingGemma";
+const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
+
 /// Reads the `config.json` in `folder`; unsupported architectures are refused.
 pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
     of(&ConfigFile::open(folder)?, folder)
@@ -101,16 +116,19 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             "expected a `model_type` among {}, but found `{other}` ({}); {}",
             quoted(&MODEL_TYPES),
             config.architecture(),
-            alternative(config.architecture())
+            alternative(config)
         ))),
     }
 }
 
-/// What to do with an unsupported model.
-fn alternative(architecture: &str) -> &'static str {
+/// Why a known model is not built, or what to do with another unsupported model.
+pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
     const DECODERS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
     const MEDIA: [&str; 7] = ["Image", "Vision", "Video", "ObjectDetection", "Audio", "Speech", "CTC"];
-    if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
+    let architecture = config.architecture();
+    if let Some((_, reason)) = NOT_BUILT.iter().find(|(model_type, _)| *model_type == config.model_type()) {
+        reason
+    } else if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
         "Kivu does not run decoders that generate texts"
     } else if MEDIA.iter().any(|word| architecture.contains(word)) {
         "Kivu runs models for texts only"
