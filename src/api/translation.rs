@@ -65,7 +65,7 @@ struct TranslatedText<'a> {
     /// Only if models differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a str>,
-    /// The source language's code.
+    /// The source language's code; empty if it was neither named nor identified, and the model does not need it.
     src_lang: &'a str,
     /// The target language's code.
     tgt_lang: &'a str,
@@ -95,7 +95,7 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
     let model = body.model.as_deref();
     let sources = possible_sources(context, model, parameters.languages()).await?;
     // Without a target language, the first model decides.
-    let is_open = sources.len() > 1 && (parameters.tgt_lang.is_some() || model.is_some());
+    let is_open = sources.listed.len() > 1 && (parameters.tgt_lang.is_some() || model.is_some());
     let translations = match is_open && detection::is_available(&context.app) {
         true => translate_identified(context, model, parameters, texts, &sources).await?,
         false => translate_texts(context, model, parameters, texts).await?,
@@ -115,21 +115,34 @@ pub(super) struct Translations<'a> {
     pub(super) usage: Usage,
 }
 
-/// The languages of texts in a request that does not name one; empty if it does.
+/// What languages texts may be in.
+#[derive(Default)]
+pub(super) struct PossibleSources {
+    /// The languages of texts in a request that does not name one; empty if it does.
+    pub(super) listed: BTreeSet<ListedLanguage>,
+    /// Whether a model translates texts without being told their language.
+    pub(super) is_optional: bool,
+}
+
+/// The languages of texts in a request that does not name one.
 pub(super) async fn possible_sources(
     context: &Context,
     model: Option<&str>,
     wanted: RequestedLanguages<'_>,
-) -> Result<BTreeSet<ListedLanguage>> {
+) -> Result<PossibleSources> {
     if wanted.source.is_some() {
-        return Ok(BTreeSet::new());
+        return Ok(PossibleSources::default());
     }
     let models = match model {
         Some(name) => vec![context.entry(Some(name)).await?],
         None => context.app.models().to_vec(),
     };
     let all = models.iter().filter_map(|model| model.directions());
-    Ok(all.filter(|directions| directions.has(wanted)).flat_map(|directions| directions.listed().0).collect())
+    let all: Vec<&Directions> = all.filter(|directions| directions.has(wanted)).collect();
+    Ok(PossibleSources {
+        listed: all.iter().flat_map(|directions| directions.listed().0).collect(),
+        is_optional: all.iter().any(|directions| !directions.needs_source()),
+    })
 }
 
 /// Translates texts in one language with one model.
@@ -146,13 +159,14 @@ pub(super) async fn translate_texts<'a>(
 }
 
 /// Identifies the language of each text, and translates the texts in each language with the first model that can. Blank
-/// texts have no language, and are translated as if they were in the first of `sources`.
+/// texts have no language, and are translated as if they were in the first of `sources`. An identified language that is not
+/// among `sources` is not passed on if it is optional.
 pub(super) async fn translate_identified<'a>(
     context: &'a Context,
     model: Option<&str>,
     parameters: TextToTextParameters,
     texts: Vec<String>,
-    sources: &BTreeSet<ListedLanguage>,
+    sources: &PossibleSources,
 ) -> Result<Translations<'a>> {
     let count = texts.len();
     let is_blank: Vec<bool> = texts.iter().map(|text| text.trim().is_empty()).collect();
@@ -165,7 +179,7 @@ pub(super) async fn translate_identified<'a>(
     let mut found = found.into_iter().map(|languages| languages.into_iter().next());
     let identified: Vec<Option<DetectedLanguage>> =
         is_blank.iter().map(|is_blank| if *is_blank { None } else { found.next().flatten() }).collect();
-    let default = sources.first().map_or("", |language| &language.code);
+    let default = sources.listed.first().map_or("", |language| &language.code);
     let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (place, language) in identified.iter().enumerate() {
         groups
@@ -177,7 +191,9 @@ pub(super) async fn translate_identified<'a>(
     let mut translated: Vec<Option<(Vec<GeneratedText>, LanguagePair, &str)>> = vec![None; count];
     let mut truncated = Vec::new();
     for (code, places) in &groups {
-        let parameters = TextToTextParameters { src_lang: Some((*code).to_owned()), ..parameters.clone() };
+        let is_told = !sources.is_optional || sources.listed.iter().any(|language| language.code == *code);
+        let src_lang = is_told.then(|| (*code).to_owned());
+        let parameters = TextToTextParameters { src_lang, ..parameters.clone() };
         let own = places.iter().filter_map(|place| texts[*place].take()).collect();
         let found = translate_texts(context, model, parameters, own).await;
         let found = found.map_err(|error| match &identified[places[0]] {
@@ -258,7 +274,13 @@ async fn choose<'a>(
     if name.is_some() || all.len() < 2 {
         return context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await;
     }
-    match all.iter().find(|(_, directions)| directions.has(wanted)) {
+    // Without a source language, a model that does not need it.
+    let is_enough = |directions: &Directions| {
+        wanted.source.is_none() && wanted.target.is_some() && !directions.needs_source()
+    };
+    let mut able = all.iter().filter(|(_, directions)| directions.has(wanted));
+    let first = able.clone().find(|(_, directions)| is_enough(directions)).or_else(|| able.next());
+    match first {
         Some((entry, _)) => {
             let name = Some(entry.name.as_str());
             context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await

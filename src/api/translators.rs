@@ -171,15 +171,16 @@ impl LanguageRequest {
             generate_parameters: Some(generation),
             ..TextToTextParameters::default()
         };
-        let found = match (sources.len() > 1, detection::is_available(&context.app)) {
+        let found = match (sources.listed.len() > 1, detection::is_available(&context.app)) {
+            (true, false) if sources.is_optional => translate_texts(context, None, parameters, texts).await,
             (false, _) => translate_texts(context, None, parameters, texts).await,
             (true, true) => translate_identified(context, None, parameters, texts, &sources).await,
             (true, false) => {
-                let codes: Vec<_> = sources.iter().take(8).map(|language| &language.code).collect();
+                let codes: Vec<_> = sources.listed.iter().take(8).map(|language| &language.code).collect();
                 Err(Error::invalid(format!(
                     "expected the language of the texts in `{source_field}`, since no served model identifies languages, but \
                      found none; there are {} of them, such as {}",
-                    sources.len(),
+                    sources.listed.len(),
                     quoted(&codes)
                 )))
             }

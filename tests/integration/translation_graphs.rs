@@ -17,7 +17,8 @@ const MODELS: [&str; 6] =
     ["tiny-m2m100", "tiny-nllb", "tiny-marian", "tiny-marian-multi", "tiny-mbart", "tiny-mbart50"];
 
 /// Models that do not translate.
-const GENERATORS: [&str; 5] = ["tiny-bart", "tiny-pegasus", "tiny-t5", "tiny-flan-t5", "tiny-mt5"];
+const GENERATORS: [&str; 6] =
+    ["tiny-bart", "tiny-pegasus", "tiny-t5", "tiny-flan-t5", "tiny-mt5", "tiny-madlad"];
 
 #[derive(Deserialize)]
 struct Golden {

@@ -153,7 +153,10 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
         Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
             ["pt", "por"].iter().any(|code| source.split(['-', '_']).next() == Some(code))
         }
-        Languages::Tokens { .. } | Languages::Instructions { .. } | Languages::None => false,
+        Languages::Tokens { .. }
+        | Languages::Instructions { .. }
+        | Languages::Tags { .. }
+        | Languages::None => false,
     };
     let list = if reads_portuguese { PORTUGUESE } else { SENTENCES };
     let count = MAX_TEXTS as u64 * MAX_WEIGHT_BYTES / weight_bytes.max(MAX_WEIGHT_BYTES);

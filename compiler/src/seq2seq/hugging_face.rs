@@ -9,12 +9,13 @@ use super::{
     instructions::{by_instructions, instructions},
     t5,
     tokenizer_files::{Tokenizers, many_to_many, marian, mbart, monolingual},
+    tokenizer_json::tags,
 };
 use crate::{
     config::ConfigFile,
     export,
     module_list::has_pooling,
-    plan::Build,
+    plan::{Build, Plan},
     source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
     task,
     token_rows::within_vocabulary,
@@ -72,7 +73,13 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     if let Some(LanguagePair { source, target }) = &plan.languages {
         instructions.retain(|pair| pair.source == *source && pair.target == *target);
     }
-    let tasks = tasks(model_type, !instructions.is_empty());
+    let rows = config.require_size("vocab_size")?;
+    let own = own_tokenizer(plan, model_type, rows)?;
+    let has_tags = own.as_ref().is_some_and(|own| own.languages.is_some());
+    let tasks: &'static [Task] = match has_tags {
+        true => &[Task::Translation, Task::TextToText],
+        false => tasks(model_type, !instructions.is_empty()),
+    };
     let (task, _) = task::choose(plan, tasks.to_vec());
     let translates = task == Task::Translation && tasks.contains(&task);
     if task == Task::Translation && !translates && t5::is_described_by(config) {
@@ -81,7 +88,6 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
              `{task}`, but found none; use another task, and write the instruction before each text"
         )));
     }
-    let rows = config.require_size("vocab_size")?;
     let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
     let Tokenizers { source, target, end, unknown_tokens, languages, max_tokens } = match model_type {
         MARIAN => marian(folder, sizes),
@@ -89,8 +95,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             let class: Option<String> = config.get("tokenizer_class")?;
             mbart(folder, class.as_deref(), rows, translates)
         }
-        BART | PEGASUS | t5::T5 | t5::MT5 => monolingual(folder, rows),
-        _ => many_to_many(folder, rows),
+        _ => own.map_or_else(|| many_to_many(folder, rows), Ok),
     }?;
     let source = within_vocabulary(source, sizes[0])?;
     let target = target.map(|target| within_vocabulary(target, sizes[1])).transpose()?;
@@ -118,14 +123,14 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let generation = generation(folder, config)?;
     check_tokens(&generation, target.as_ref().unwrap_or(&source), sizes[1])?;
     let (languages, generation, prefix) = match (translates, &instructions[..]) {
-        (true, []) => (plan.languages(languages)?, generation, String::new()),
-        (true, [first, ..]) => {
+        (true, []) if !has_tags => (plan.languages(languages)?, generation, String::new()),
+        (true, [first, ..]) if !has_tags => {
             let (generation, _) = for_pipeline(generation, config, &first.task, lengths[1])?;
             (by_instructions(config, &instructions)?, generation, String::new())
         }
-        (false, _) => {
+        _ => {
             let (generation, prefix) = for_pipeline(generation, config, &task.to_string(), lengths[1])?;
-            (Languages::None, generation, prefix)
+            (languages.filter(|_| translates).unwrap_or(Languages::None), generation, prefix)
         }
     };
     let settings = Seq2SeqSettings {
@@ -150,6 +155,22 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         engine: Engine::Onnx,
         graphs,
     })
+}
+
+/// The tokenizer of families that do not translate, with the languages that tags in T5's vocabulary name.
+fn own_tokenizer(plan: &Plan, model_type: &str, rows: usize) -> Result<Option<Tokenizers>> {
+    let own = match model_type {
+        BART | PEGASUS => return monolingual(&plan.folder, rows).map(Some),
+        t5::T5 | t5::MT5 => monolingual(&plan.folder, rows)?,
+        _ => return Ok(None),
+    };
+    match tags(&own.source)? {
+        Some(_) if plan.languages.is_some() => Err(Error::model(
+            "expected no `[languages]` in a recipe for a model with language tags in its tokenizer, but found a pair; \
+             requests select the language",
+        )),
+        languages => Ok(Some(Tokenizers { languages, ..own })),
+    }
 }
 
 /// Refuses models with another head, such as one for labels, or without a decoder.

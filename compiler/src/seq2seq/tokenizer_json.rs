@@ -1,9 +1,12 @@
 //! Parts of a `tokenizer.json`: checks, and the tokens around a text.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use kivu::{
     error::{Error, Result, quoted},
+    pipeline::seq2seq::{Languages, are_languages, tagged},
     repository::bundle::TOKENIZER,
 };
 
@@ -42,6 +45,19 @@ pub(super) fn is_unigram(json: &[u8]) -> Result<bool> {
     Ok(parsed(json)?["model"]["type"] == "Unigram")
 }
 
+/// The languages of a tokenizer with tags such as `<2pt>` in its vocabulary. Other tokens may have the form of a tag, so
+/// that nearly all have to be languages.
+pub(super) fn tags(json: &[u8]) -> Result<Option<Languages>> {
+    let tokenizer = parsed(json)?;
+    let pieces = tokenizer["model"]["vocab"].as_array().into_iter().flatten();
+    let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+    let tokens = pieces.map(|piece| &piece[0]).chain(added.map(|token| &token["content"]));
+    let codes: BTreeSet<String> =
+        tokens.filter_map(|token| tagged(token.as_str()?)).map(str::to_owned).collect();
+    let all: Vec<String> = codes.iter().cloned().collect();
+    Ok(are_languages(&all).then_some(Languages::Tags { codes }))
+}
+
 fn parsed(json: &[u8]) -> Result<Value> {
     serde_json::from_slice(json).map_err(|error| Error::model_because("cannot read the tokenizer", error))
 }
@@ -64,4 +80,30 @@ pub(super) fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -
         "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
     });
     serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_pieces_or_added_tokens_with_language_codes() {
+        let tags_of = |pieces: &[&str], added: &[&str]| {
+            let pieces: Vec<_> = pieces.iter().map(|piece| json!([piece, 0.0])).collect();
+            let added: Vec<_> = added.iter().map(|token| json!({"id": 0, "content": token})).collect();
+            let tokenizer = json!({"model": {"type": "Unigram", "vocab": pieces}, "added_tokens": added});
+            match tags(tokenizer.to_string().as_bytes()).unwrap() {
+                Some(Languages::Tags { codes }) => codes.into_iter().collect(),
+                _ => Vec::new(),
+            }
+        };
+        let none: [&str; 0] = [];
+        assert_eq!(
+            tags_of(&["<unk>", "<2en>", "<2zh_Latn>", "<2>", "<2x y>", "2pt"], &["<2pt>", "<2en>"]),
+            ["en", "pt", "zh_Latn"]
+        );
+        assert_eq!(tags_of(&["<2pt>", "<2fr>"], &[]), none);
+        assert_eq!(tags_of(&["<2en>", "<2qqx>", "<2b>"], &[]), none);
+        assert_eq!(tags_of(&["<0x0A>", "a"], &["<extra_id_0>"]), none);
+    }
 }

@@ -236,6 +236,8 @@ pub struct Directions {
     targets: LanguageNames,
     /// Targets per source, if the model does not translate between all its languages.
     pairs: Option<BTreeMap<String, BTreeSet<String>>>,
+    /// Whether the model has to be told the source.
+    needs_source: bool,
 }
 
 impl Directions {
@@ -253,6 +255,7 @@ impl Directions {
             Languages::Tokens { codes, .. } => {
                 (LanguageNames::new(codes.keys()), LanguageNames::new(codes.keys()))
             }
+            Languages::Tags { codes } => (LanguageNames::new(codes), LanguageNames::new(codes)),
             Languages::Instructions { pairs: instructions } => {
                 let targets = instructions.iter().map(|(source, targets)| (source, targets.keys().cloned()));
                 pairs = Some(targets.map(|(source, targets)| (source.clone(), targets.collect())).collect());
@@ -260,15 +263,27 @@ impl Directions {
                 (LanguageNames::new(instructions.keys()), LanguageNames::new(targets))
             }
         };
-        Self { sources, targets, pairs }
+        Self { sources, targets, pairs, needs_source: !matches!(languages, Languages::Tags { .. }) }
     }
 
-    /// Resolves a request's languages. A side with a single language defaults to it.
+    /// Whether the model has to be told the source language.
+    pub fn needs_source(&self) -> bool {
+        self.needs_source
+    }
+
+    /// Resolves a request's languages. A side with a single language defaults to it. The source is empty if the model does
+    /// not need it, and the request does not name it.
     pub fn find(&self, requested: RequestedLanguages<'_>) -> Result<LanguagePair> {
         let found = match self.named(requested)? {
             (Some(source), Some(target)) => {
                 self.check(source, target)?;
                 return Ok(LanguagePair { source: source.to_owned(), target: target.to_owned() });
+            }
+            (None, Some(target)) if !self.needs_source => {
+                return Ok(LanguagePair { source: String::new(), target: target.to_owned() });
+            }
+            (None, None) if !self.needs_source => {
+                "expected the language to translate to in `tgt_lang`, but found none"
             }
             (None, None) => {
                 "expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither"
@@ -470,6 +485,16 @@ mod tests {
         insta::assert_snapshot!(find(None, None).unwrap_err(), @"expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
         insta::assert_snapshot!(find(None, Some("fr")).unwrap_err(), @"expected `src_lang` in addition to `tgt_lang`, but found none");
         insta::assert_snapshot!(find(Some("en"), None).unwrap_err(), @"expected `tgt_lang` in addition to `src_lang`, but found none");
+        let tags = Directions::new(&Languages::Tags { codes: ["en", "pt"].map(str::to_owned).into() });
+        let to = |source, target| tags.find(RequestedLanguages { source, target });
+        assert_eq!(
+            to(None, Some("Portuguese")).unwrap(),
+            LanguagePair { source: String::new(), target: "pt".into() }
+        );
+        assert_eq!(to(Some("en"), Some("pt")).unwrap().source, "en");
+        insta::assert_snapshot!(to(None, None).unwrap_err(), @"expected the language to translate to in `tgt_lang`, but found none");
+        insta::assert_snapshot!(to(Some("en"), None).unwrap_err(), @"expected `tgt_lang` in addition to `src_lang`, but found none");
+        insta::assert_snapshot!(to(Some("de"), Some("pt")).unwrap_err(), @"expected a language of the model in `src_lang`, but found `de`; it has `en`, `pt`");
         let pair = Directions::new(&Languages::Pair { source: "en".into(), target: "pt".into() });
         assert_eq!(pair.find(RequestedLanguages::default()).unwrap().target, "pt");
         assert!(pair.has(RequestedLanguages { source: Some("English"), target: None }));

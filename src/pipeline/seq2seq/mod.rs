@@ -15,6 +15,6 @@ pub use self::{
         Directions, LanguagePair, ListedLanguage, RequestedLanguages, are_languages, identified_code,
     },
     pipeline::{GeneratedIds, GeneratedText, GeneratedTexts, Seq2SeqParts, Seq2SeqPipeline},
-    settings::{Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens},
+    settings::{Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens, tag, tagged},
     source_encoder::{Seq2SeqOptions, SpecialTokens, Split},
 };

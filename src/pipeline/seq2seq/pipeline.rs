@@ -166,8 +166,9 @@ impl Seq2SeqPipeline {
         let directions = self.directions();
         let found = directions.find(requested).map(drop);
         // Such a model reads the target from a text like `>>pt<< …`.
-        let is_prefix = matches!(self.settings().languages, Languages::Prefix { .. });
-        if is_prefix && requested.target.is_none() && directions.has(requested) { Ok(()) } else { found }
+        let is_written =
+            matches!(self.settings().languages, Languages::Prefix { .. } | Languages::Tags { .. });
+        if is_written && requested.target.is_none() && directions.has(requested) { Ok(()) } else { found }
     }
 
     /// Generates a text for each input text. Contradictory options are refused before texts are read.

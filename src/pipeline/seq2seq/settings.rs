@@ -1,6 +1,6 @@
 //! The manifest section `[seq2seq]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -110,6 +110,36 @@ pub enum Languages {
         /// The instructions by source and target.
         pairs: BTreeMap<String, BTreeMap<String, String>>,
     },
+    /// By a tag for the target before the text, as in `<2pt> text` (MADLAD-400). The model is not told the source, which
+    /// may be in any of the languages.
+    Tags {
+        /// The languages, each with its [tag](tag).
+        codes: BTreeSet<String>,
+    },
+}
+
+/// Beginning and end of a [tag](tag).
+const TAG: [&str; 2] = ["<2", ">"];
+
+/// What selects a target language in a model with [tags](Languages::Tags).
+pub fn tag(code: &str) -> String {
+    let [begin, end] = TAG;
+    format!("{begin}{code}{end}")
+}
+
+/// The language code in a token that is a [tag](tag).
+pub fn tagged(token: &str) -> Option<&str> {
+    let [begin, end] = TAG;
+    let code = token.strip_prefix(begin)?.strip_suffix(end)?;
+    let is_part = |character: char| character.is_ascii_alphanumeric() || ['_', '-'].contains(&character);
+    (code.starts_with(|first: char| first.is_ascii_alphabetic()) && code.chars().all(is_part)).then_some(code)
+}
+
+/// Divides a text that begins with a tag into the tag's code and the rest.
+pub(super) fn split_tag(text: &str) -> Option<(&str, &str)> {
+    let [begin, end] = TAG;
+    let place = begin.len() + text.strip_prefix(begin)?.find(end)? + end.len();
+    Some((tagged(&text[..place])?, text[place..].trim_start()))
 }
 
 /// A language token's position relative to its text.

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 use super::{
     languages::{Directions, LanguagePair, RequestedLanguages},
     segmentation::{Segment, halves, split, whole},
-    settings::{LanguageToken, Languages, Seq2SeqSettings, TokenSide},
+    settings::{LanguageToken, Languages, Seq2SeqSettings, TokenSide, split_tag, tag},
 };
 use crate::{
     error::{Error, Result},
@@ -129,15 +129,18 @@ impl SourceEncoder {
 
     /// Prefix and special tokens for texts in these languages.
     fn frame(&self, pair: &LanguagePair) -> Result<Frame<'_>> {
+        let own = &self.settings.prefix;
         let prefix = match &self.settings.languages {
             Languages::Instructions { pairs } => {
-                pairs.get(&pair.source).and_then(|targets| targets.get(&pair.target))
+                let instruction = pairs.get(&pair.source).and_then(|targets| targets.get(&pair.target));
+                Cow::Borrowed(instruction.map_or("", String::as_str))
             }
-            _ => Some(&self.settings.prefix),
+            Languages::Tags { .. } => Cow::Owned(format!("{own}{} ", tag(&pair.target))),
+            _ => Cow::Borrowed(&**own),
         };
         let special = self.special_ids(pair)?;
         let limit = self.settings.max_tokens.saturating_sub(special.len());
-        Ok(Frame { prefix: prefix.map_or("", String::as_str), special, limit })
+        Ok(Frame { prefix, special, limit })
     }
 
     /// Ids for a text with its prefix; `None` if they are certainly too many.
@@ -236,17 +239,21 @@ impl SourceEncoder {
         Ok((ids, true))
     }
 
-    /// Target language in a text like `>>code<< …`, for models whose own tokenizer reads it. It overrides the
+    /// Target language in a text like `>>code<< …` or `<2code> …`, for models whose own tokenizer reads it. It overrides the
     /// request's, so that texts in one request may have different targets.
     fn written_target<'a: 'b, 'b>(
         &self,
         text: &'a str,
         requested: RequestedLanguages<'b>,
     ) -> (RequestedLanguages<'b>, &'a str) {
-        let written = text.strip_prefix(">>").and_then(|rest| rest.split_once("<<"));
+        let written = match &self.settings.languages {
+            Languages::Prefix { .. } => text.strip_prefix(">>").and_then(|rest| rest.split_once("<<")),
+            Languages::Tags { .. } => split_tag(text),
+            _ => None,
+        };
         let is_read = |code: &str| requested.target.is_none() || self.directions.find_target(code).is_ok();
-        match (&self.settings.languages, written) {
-            (Languages::Prefix { .. }, Some((code, rest))) if is_read(code) => {
+        match written {
+            Some((code, rest)) if is_read(code) => {
                 (RequestedLanguages { target: Some(code), ..requested }, rest)
             }
             _ => (requested, text),
@@ -267,18 +274,37 @@ impl SourceEncoder {
         }
         let (requested, rest) = self.written_target(text, requested);
         let skipped = text.chars().count() - rest.chars().count();
-        let own = self.tokenizer.tokens(rest, false)?.into_iter().filter_map(|token| {
-            let span = token.span.map(|(start, stop)| (start + skipped, stop + skipped));
-            Some(Token { id: self.model_id(token.id)?, span, ..token })
+        let languages = match special {
+            SpecialTokens::Added => Some(self.special_languages(requested)?),
+            SpecialTokens::LeftOut => None,
+        };
+        // A tag is tokenized with its text.
+        let tag = match (&self.settings.languages, &languages) {
+            (Languages::Tags { .. }, Some(pair)) => tag(&pair.target),
+            _ => String::new(),
+        };
+        let (whole, before) = match tag.chars().count() {
+            0 => (Cow::Borrowed(rest), 0),
+            length => (Cow::Owned(format!("{tag} {rest}")), length + 1),
+        };
+        let own = self.tokenizer.tokens(&whole, false)?.into_iter().filter_map(|token| {
+            let id = self.model_id(token.id)?;
+            // The space behind a tag belongs to the next token.
+            let span = token.span.filter(|(_, stop)| before == 0 || *stop >= before);
+            let in_text = |place: usize| place.saturating_sub(before) + skipped;
+            Some(Token {
+                id,
+                special: token.special || span != token.span,
+                span: span.map(|(start, stop)| (in_text(start), in_text(stop))),
+                ..token
+            })
         });
-        if special == SpecialTokens::LeftOut {
-            return Ok(own.collect());
-        }
+        let Some(languages) = languages else { return Ok(own.collect()) };
         let added = |id: i64| {
             let id = u32::try_from(id).ok()?;
             Some(Token { id, text: self.tokenizer.token(id)?, special: true, span: None })
         };
-        let SpecialIds { before, after } = self.special_ids(&self.special_languages(requested)?)?;
+        let SpecialIds { before, after } = self.special_ids(&languages)?;
         Ok(before
             .into_iter()
             .filter_map(added)
@@ -300,7 +326,11 @@ impl SourceEncoder {
         let languages = &self.settings.languages;
         Ok(LanguagePair {
             source: required("src_lang", source, matches!(languages, Languages::Tokens { .. }))?,
-            target: required("tgt_lang", target, matches!(languages, Languages::Prefix { .. }))?,
+            target: required(
+                "tgt_lang",
+                target,
+                matches!(languages, Languages::Prefix { .. } | Languages::Tags { .. }),
+            )?,
         })
     }
 
@@ -328,7 +358,7 @@ impl SourceEncoder {
         let end = self.settings.source_end_token_id.or(first);
         let mut special = SpecialIds { before: Vec::new(), after: end.into_iter().collect() };
         match &self.settings.languages {
-            Languages::None | Languages::Instructions { .. } => {
+            Languages::None | Languages::Instructions { .. } | Languages::Tags { .. } => {
                 let [before, after] = self.tokenizer.special_ids();
                 let ids = |ids: &[u32]| ids.iter().copied().map(i64::from).collect();
                 special = SpecialIds { before: ids(before), after: ids(after) };
@@ -354,7 +384,8 @@ impl SourceEncoder {
             Languages::None
             | Languages::Pair { .. }
             | Languages::Prefix { .. }
-            | Languages::Instructions { .. } => None,
+            | Languages::Instructions { .. }
+            | Languages::Tags { .. } => None,
         }
     }
 
@@ -370,7 +401,7 @@ impl SourceEncoder {
 /// A text's prefix and special tokens.
 #[derive(Debug)]
 struct Frame<'a> {
-    prefix: &'a str,
+    prefix: Cow<'a, str>,
     special: SpecialIds,
     /// Maximum tokens for prefix and text.
     limit: usize,
@@ -378,7 +409,7 @@ struct Frame<'a> {
 
 impl Frame<'_> {
     fn with_prefix<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        match self.prefix {
+        match &*self.prefix {
             "" => Cow::Borrowed(text),
             prefix => Cow::Owned(format!("{prefix}{text}")),
         }

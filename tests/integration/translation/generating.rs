@@ -153,6 +153,7 @@ async fn bundles_of_other_families_generate_as_transformers() {
         ("tiny-t5", 50),
         ("tiny-flan-t5", 15),
         ("tiny-mt5", 10),
+        ("tiny-madlad", 15),
         ("tiny-mbart", 15),
         ("tiny-mbart50", 15),
     ];

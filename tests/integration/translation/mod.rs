@@ -3,4 +3,5 @@
 mod asking;
 mod generating;
 mod looping;
+mod tags;
 mod texts;

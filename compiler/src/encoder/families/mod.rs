@@ -73,7 +73,7 @@ const NOT_BUILT: [(&str, &str); 6] = [
     ("longformer", GLOBAL_TOKENS),
 ];
 const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
-                                   Marian and Bergamot";
+                                   MADLAD-400, Marian and Bergamot";
 const GATED_CONVOLUTIONS: &str = "Kivu does not run gated short convolutions; among small decoders, it embeds with Qwen3 and EmbeddingGemma";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
