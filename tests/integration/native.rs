@@ -352,6 +352,7 @@ async fn span_scores_are_those_of_onnx_runtime() {
         "tiny-gliner",
         "tiny-gliner-deep",
         "tiny-gliner in blocks",
+        "tiny-gliner-deberta",
         "tiny-gliner-words",
         "tiny-gliner-plain-words in blocks",
         "tiny-gliclass",

@@ -66,6 +66,7 @@ async fn with_a_projection() {
 #[tokio::test]
 async fn with_two_recurrent_layers() {
     compare("tiny-gliner-deep").await;
+    compare("tiny-gliner-deberta").await;
 }
 
 /// Scores of words instead of spans.

@@ -92,6 +92,7 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
             Some(label_encoder::open(&config, folder, &mut weights, width(&config)?)?)
         }
     };
+    families::arrange(&mut encoder, &mut weights)?;
     let weights = weights.with_prefix(PREFIX, encoder.names.words);
     // The label tokens were added to the encoder's own vocabulary.
     let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));

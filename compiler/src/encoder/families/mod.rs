@@ -166,6 +166,11 @@ pub(super) fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: 
     Ok(weights)
 }
 
+/// Gives an encoder's weights inside of another model the form that the layers read.
+pub(super) fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
+    deberta::arrange(config, weights)
+}
+
 /// Completes a description with properties visible only in the weights.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina::adapt(config, weights);
