@@ -15,7 +15,7 @@ import tokenizers
 import transformers
 from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-OWN = ("transformers", "sentence_transformers", "gliclass", "gliner2")
+OWN = ("transformers", "sentence_transformers", "gliclass", "gliner", "gliner2")
 
 
 def classes(kind):
@@ -104,6 +104,17 @@ def config_class(model_type):
 
 
 @functools.cache
+def gliner_keys():
+    """The keys of GLiNER's settings, for all of its kinds; nothing without the package."""
+    with contextlib.suppress(ImportError):
+        from gliner import config
+
+        kinds = [kind for kind in vars(config).values() if inspect.isclass(kind) and kind.__module__ == config.__name__]
+        return {name: value for kind in kinds for name, value in keys(kind).items()}
+    return {}
+
+
+@functools.cache
 def config_keys(model_type):
     kind = config_class(model_type)
     code = [module for name, module in sys.modules.items() if name.startswith(kind.__module__.rpartition(".")[0] + ".modeling")]
@@ -167,6 +178,7 @@ def declared(folder):
     return {
         "config": config_keys(model_type) if is_known else {},
         "architectures": architectures(model_type) if is_known else [],
+        "gliner": gliner_keys() if (folder / "gliner_config.json").is_file() else {},
         "activations": list(transformers.activations.ACT2FN),
         "tokenizer": keys(tokenizer),
         "tokenizer_classes": tokenizer_classes(),

@@ -34,9 +34,13 @@ LANGUAGES = {
 }
 
 
+# What selects the target language in texts.
+TAGS = {"tiny-marian-multi": ">>fra<<", "tiny-madlad": "<2pt> "}
+
+
 def sources(name):
-    """The texts of a generator; Marian reads the target language from them."""
-    return [f">>fra<<{text}" for text in SOURCES] if name == "tiny-marian-multi" else SOURCES
+    """The texts of a generator, some of which read the target language from them."""
+    return [f"{TAGS.get(name, '')}{text}" for text in SOURCES]
 
 
 def read(path):
@@ -54,6 +58,8 @@ def kind_of(folder):
         return "ranker"
     if modules:
         return "embedder"
+    if (folder / "gliner_config.json").is_file():
+        return "gliner"
     if not (folder / "config.json").is_file():
         return None
     if config.get("model_type") in ("GLiClass", "extractor"):
@@ -107,7 +113,7 @@ def requests(kind, name):
             {"path": "/models/model", "body": {"inputs": SHORT, "parameters": {"candidate_labels": LABELS, "multi_label": is_multi}}}
             for is_multi in (False, True)
         ]
-    if kind == "entities":
+    if kind in ("entities", "gliner"):
         parameters = {"labels": LABELS, "threshold": THRESHOLD}
         return [{"path": "/models/model", "body": {"inputs": SHORT, "parameters": parameters}}]
     source, target = LANGUAGES.get(name, (None, None))
@@ -135,14 +141,14 @@ def values(kind, bodies):
         scores = lambda rows: rows and [{entry["label"]: entry["score"] for entry in row} for row in rows]
         return {name: scores(rows) for name, rows in zip(names, bodies)}
     if kind == "ranker":
-        ordered = lambda rows: [row["score"] for row in sorted(rows, key=lambda row: row["index"])]
-        return {f"pair {place}": rows and ordered(rows) for place, rows in enumerate(bodies)}
+        scores = lambda rows: [row["score"] for row in sorted(rows, key=lambda row: row["index"])]
+        return {f"pair {place}": rows and scores(rows) for place, rows in enumerate(bodies)}
     if kind == "tagger":
         return {"entities": bodies[0]}
     if kind == "labels":
         scores = lambda rows: rows and [{entry["label"]: entry["score"] for entry in row} for row in rows]
         return {name: scores(rows) for name, rows in zip(("single", "multi"), bodies)}
-    if kind == "entities":
+    if kind in ("entities", "gliner"):
         return {"entities": bodies[0] and [ordered(row) for row in bodies[0]]}
     # Of several texts, the first. Slow tokenizers strip texts.
     texts = lambda rows: rows and [next(iter(first(row).values())).strip() for row in rows]
@@ -169,5 +175,5 @@ def is_normalized(manifest):
 
 def task(kind, name):
     """The task that Kivu is told, as the references are."""
-    tasks = {"classifier": "text-classification", "ranker": "text-ranking", "tagger": "token-classification"}
+    tasks = {"classifier": "text-classification", "ranker": "text-ranking", "tagger": "token-classification", "gliner": "token-classification"}
     return task_of(name) if kind == "generator" else tasks.get(kind, "feature-extraction")

@@ -10,6 +10,7 @@ MODULES = "modules.json"
 # Files and what their keys are declared by.
 FILES = {
     "config.json": "config",
+    "gliner_config.json": "gliner",
     "tokenizer_config.json": "tokenizer",
     "special_tokens_map.json": "tokenizer",
     "generation_config.json": "generation",

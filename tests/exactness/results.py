@@ -126,20 +126,37 @@ def entities(folder, name):
     return {"entities": rows}
 
 
+def gliner(folder, name):
+    """GLiNER's entities; only one environment has the package."""
+    from gliner import GLiNER
+
+    model = GLiNER.from_pretrained(folder, local_files_only=True).float().eval()
+    rows = [model.predict_entities(text, LABELS, threshold=THRESHOLD) for text in SHORT]
+    own = lambda entity: {
+        "entity_group": entity["label"], "word": entity["text"], "start": entity["start"], "end": entity["end"],
+        "score": float(entity["score"]),
+    }  # fmt: skip
+    return {"entities": [ordered([own(entity) for entity in row]) for row in rows]}
+
+
+# Translators whose settings Kivu takes from the pipelines, as for other texts.
+BY_PIPELINE = ["tiny-madlad"]
+
+
 def generator(folder, name):
-    """Translations as by `generate`, other texts as by the pipelines."""
+    """Most translations as by `generate`, other texts as by the pipelines."""
     parts = loaded(folder, AutoModelForSeq2SeqLM, use_fast=name not in SLOW)
     task = task_of(name)
-    if task == "translation":
+    if task == "translation" and name not in BY_PIPELINE:
         return generated(parts, OPTIONS, {}, name)
     if not IS_OLD:
         # The library has no pipelines for texts any more: the settings that they take are given here.
         of_task = (getattr(parts["model"].config, "task_specific_params", None) or {}).get(task, {})
         return generated(parts, OPTIONS[1:], of_task, name)
     pipe = pipeline(task, **parts)
-    key = "summary_text" if task == "summarization" else "generated_text"
+    key = {"summarization": "summary_text", "translation": "translation_text"}.get(task, "generated_text")
     # Each text alone, as padding is no part of the comparison.
-    return {json.dumps(options): [first(row)[key].strip() for row in pipe(SOURCES, batch_size=1, **options)] for options in OPTIONS}
+    return {json.dumps(options): [first(row)[key].strip() for row in pipe(sources(name), batch_size=1, **options)] for options in OPTIONS}
 
 
 def generated(parts, all_options, of_task, name):
@@ -175,5 +192,5 @@ def target_of(model, tokenizer, name):
 
 KINDS = {
     "embedder": embedder, "sparse": sparse, "classifier": classifier, "ranker": ranker, "tagger": tagger,
-    "generator": generator, "labels": labels, "entities": entities,
+    "generator": generator, "labels": labels, "entities": entities, "gliner": gliner,
 }
