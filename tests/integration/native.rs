@@ -496,8 +496,11 @@ async fn texts_without_tokens_are_refused() {
         let index =
             backend.signature().inputs.iter().position(|input| input.name == "attention_mask").unwrap();
         inputs[index] = Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
-        let output = backend.infer(inputs, deadline()).await.unwrap();
+        let output = backend.infer(inputs.clone(), deadline()).await.unwrap();
         assert!(output[0].as_fp32().unwrap().iter().all(|value| value.is_finite()), "{name}");
+        // Buffers of other texts are used again.
+        backend.infer(batch(&backend, &[3, 3]), deadline()).await.unwrap();
+        assert_eq!(backend.infer(inputs, deadline()).await.unwrap(), output, "{name}");
     }
     assert_eq!(first.infer_each(Vec::new(), deadline()).await.unwrap(), Vec::<Vec<Tensor>>::new());
 }

@@ -303,6 +303,14 @@ const TRANSLATORS: [(&str, &str); 5] = [
     ("mbart", "MBartTokenizer"),
 ];
 
+/// Classes that tokenize texts like `tokenizer.json`, but not single words, as the package `gliner` passes them.
+const FOR_TEXTS: [&str; 2] = ["GemmaTokenizer", "LlamaTokenizer"];
+
+/// Whether a class, without the `Fast` at its end, is supported in models of GLiNER, which read words.
+pub(super) fn is_known_for_words(class: &str) -> bool {
+    CLASSES.contains(&class) && !FOR_TEXTS.contains(&class)
+}
+
 /// Whether a class, without the `Fast` at its end, is supported.
 pub(super) fn is_known(class: &str, model_type: &str) -> bool {
     // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their vocabularies.
@@ -331,10 +339,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn translators_have_classes_of_their_own() {
+    fn some_models_have_classes_of_their_own() {
         assert!(is_known("MarianTokenizer", "marian") && is_known("NllbTokenizer", "m2m_100"));
         assert!(!is_known("XLNetTokenizer", "marian") && !is_known("AlbertTokenizer", "mbart"));
         assert!(is_known("XLNetTokenizer", "bert") && !is_known("MarianTokenizer", "bert"));
+        assert!(is_known_for_words("DebertaV2Tokenizer") && is_known("LlamaTokenizer", "llama"));
+        assert!(!is_known_for_words("LlamaTokenizer") && !is_known_for_words("MarianTokenizer"));
         assert!(is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert"));
     }
 }

@@ -207,13 +207,20 @@ impl Walk<'_> {
 
     fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
         let class = tokenizer_config::class(folder)?;
-        let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-        if !class.is_empty() && !tokenizer::is_known(class.trim_end_matches("Fast"), model.model_type()) {
+        let base = class.trim_end_matches("Fast");
+        let is_known = match kind {
+            Kind::Gliner => tokenizer::is_known_for_words(base),
+            _ => {
+                let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+                tokenizer::is_known(base, model.model_type())
+            }
+        };
+        if !class.is_empty() && !is_known {
             let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
             self.allowed.pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
-        let mut rules = vec![&tokenizer::ALL, tokenizer::class(class.trim_end_matches("Fast"))];
+        let mut rules = vec![&tokenizer::ALL, tokenizer::class(base)];
         if kind == Kind::Seq2Seq {
             rules.push(&tokenizer::SEQ2SEQ);
         }

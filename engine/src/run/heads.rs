@@ -27,6 +27,12 @@ pub(super) fn attend<K: Kernel>(
         Per::Text => text..text + 1,
     };
     let count = queries.len();
+    let out = || run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
+    if tokens.is_empty() {
+        let mut out = out();
+        out.clear();
+        return out.resize(count * size, 0.0);
+    }
     scratch.size = size;
     let view = |view: View, head: usize| View { offset: view.offset + head * size, width: size, ..view };
     let value = |view: View| (program.values[view.value], view);
@@ -42,7 +48,7 @@ pub(super) fn attend<K: Kernel>(
             }
         }
     }
-    let mut out = run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
+    let mut out = out();
     out.resize(count * size, 0.0);
     scratch.attend(kernel, &Scores::new(attention, head), &mut out);
 }

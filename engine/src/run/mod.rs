@@ -120,7 +120,8 @@ impl Program {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         let (mut attended, mut labels) = (Vec::new(), Vec::new());
         for Text { tokens: text, attended: count, labels: vectors } in texts {
-            let parts = text.len().div_ceil(TOKENS_PER_TASK).next_multiple_of(threads.get());
+            // A text without tokens has contexts, too: zeros.
+            let parts = text.len().div_ceil(TOKENS_PER_TASK).max(1).next_multiple_of(threads.get());
             let parts = parts.min(MAX_TASKS_PER_TEXT);
             heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
             labels.push(Arc::clone(vectors));
