@@ -53,7 +53,7 @@ Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid c
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, after_help = EXAMPLES)]
+#[command(name = "kivu", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {
     /// The configuration file [default: KIVU_CONFIG, or kivu.toml if it exists]
     #[arg(long, global = true, value_name = "FILE")]

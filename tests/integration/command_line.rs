@@ -162,6 +162,8 @@ fn exit_codes_are_as_documented() {
     for Case(arguments, code) in cases {
         assert_eq!(kivu(arguments).status.code(), Some(code), "{arguments:?}");
     }
+    let version = String::from_utf8(kivu(&["--version"]).stdout).unwrap();
+    assert_eq!(version, concat!("kivu ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
 #[test]
