@@ -141,6 +141,14 @@ impl InFlight {
         self.endpoint.record(failure, change);
     }
 
+    /// Replaces the endpoint's connections. Requests under way keep theirs.
+    pub(super) fn reconnect(&self) -> Result<Arc<dyn KserveClient>> {
+        let Endpoint { url, socket, settings, .. } = &*self.endpoint;
+        let client = client(url, *socket, settings)?;
+        locked(&self.endpoint.state).client = Arc::clone(&client);
+        Ok(client)
+    }
+
     /// Ends an attempt that timed out at an endpoint that then said whether the model is ready.
     pub(super) fn timed_out(&self, is_ready: bool) {
         *locked(&self.outcome) = FailureKind::Timeout.label();

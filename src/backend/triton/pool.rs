@@ -18,6 +18,7 @@ use super::{
     connect::FleetSettings,
     endpoint::{Endpoint, InFlight, locked},
     failure::{Attempt, FailureKind},
+    protocol::KserveClient,
     server_url::ServerUrl,
 };
 
@@ -108,9 +109,14 @@ impl Pool {
     /// Ends an attempt that was given less than the request's time, at the last healthy endpoint, after checking the
     /// endpoint for at most `time`. If the model is ready, the endpoint is slow and stays in use; if not, it hangs.
     pub(super) async fn check_slow(&self, attempt: &InFlight, time: Duration) {
-        match timeout(time, check_ready(attempt)).await {
-            Ok(ready) => attempt.timed_out(ready.is_ok()),
-            Err(_) => attempt.ended::<()>(&Err(FailureKind::Timeout.into())),
+        // The old connections may have been dropped silently.
+        let ready = match attempt.reconnect() {
+            Ok(client) => timeout(time, check_ready(&*client)).await.ok(),
+            Err(_) => None,
+        };
+        match ready {
+            Some(ready) => attempt.timed_out(ready.is_ok()),
+            None => attempt.ended::<()>(&Err(FailureKind::Timeout.into())),
         }
     }
 
@@ -194,13 +200,13 @@ fn probe_in_background(endpoints: &[Arc<Endpoint>]) {
 
 /// Checks whether the model is ready on an endpoint, and records the outcome.
 async fn probe(attempt: &InFlight) -> Attempt<()> {
-    let outcome = check_ready(attempt).await;
+    let outcome = check_ready(&*attempt.client).await;
     attempt.ended(&outcome);
     outcome
 }
 
-async fn check_ready(attempt: &InFlight) -> Attempt<()> {
-    let ready = timeout(PROBE_TIMEOUT, attempt.client.check_ready()).await;
+async fn check_ready(client: &dyn KserveClient) -> Attempt<()> {
+    let ready = timeout(PROBE_TIMEOUT, client.check_ready()).await;
     let outcome = ready.unwrap_or_else(|_| Err(FailureKind::Timeout.into()));
     // A server that responds without being ready must not close the breaker.
     outcome.map_err(|failure| match failure.kind.is_unhealthy() {
