@@ -183,6 +183,11 @@ class Faults:
                 pass
 
             def do(self):
+                # A client may leave before its response.
+                with contextlib.suppress(ConnectionError):
+                    self.forward()
+
+            def forward(self):
                 length = int(self.headers.get("content-length") or 0)
                 body = self.rfile.read(length)
                 outer.seen += 1

@@ -325,7 +325,7 @@ class BadDays(unittest.TestCase):
         small = self.box(SMALLEST_MB)
         function = self.function(self.weed.endpoint, box=small)
         self.assertEqual(self.ask(function, event())[0], 200)
-        small.bound(function.private_mb() + 8)
+        small.bound_from(function.private_mb() + 8)
         much = event(body=json.dumps({"input": f"{SECRET_TEXT} " * 200_000}))
         function.send(much)
         self.assertEqual(function.process.wait(60), -signal.SIGKILL)

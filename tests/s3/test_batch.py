@@ -748,7 +748,7 @@ class Survival(Base):
         function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__SAVE_MS": "50"}, box=small)
         try:
             function.call(s3_event("in/one.jsonl", self.weed.put("in/one.jsonl", lines(rows(1)))["ETag"]))
-            small.bound(function.private_mb() + 24)
+            small.bound_from(function.private_mb() + 24)
             boxed = event("in/boxed.jsonl")
             for _ in range(2):
                 function.send(boxed)

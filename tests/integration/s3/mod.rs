@@ -59,8 +59,10 @@ fn run(script: &str) {
         .env("TEST_TRANSLATOR", build_at(recipe, Precision::Int8))
         .stdin(Stdio::null());
     let output = tests.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}\n{}\n{said}", String::from_utf8_lossy(&output.stdout));
+    let log = String::from_utf8_lossy(&output.stderr);
+    // unittest lists the failures, each after a line of `=`, when all tests have ended.
+    let failures = log.find("\n====").map_or(&*log, |start| &log[start..]);
+    assert!(output.status.success(), "{script}\n{}{failures}", String::from_utf8_lossy(&output.stdout));
 }
 
 #[test]
