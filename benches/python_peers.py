@@ -1,11 +1,12 @@
 """Compares the Python package with fastembed and sentence-transformers: throughput, a short text, memory and exactness.
 
-    python benches/python_peers.py WEIGHTS BUNDLE FOLDER [--package FOLDER] [--chunks 5] [--texts 2000]
+    python benches/python_peers.py WEIGHTS BUNDLE FOLDER [--package FOLDER] [--chunks 5] [--texts 2000] [--avx2]
 
 WEIGHTS is all-MiniLM-L6-v2 as sentence-transformers writes it, and BUNDLE its bundle. The first run exports the weights
 to ONNX and OpenVINO in FOLDER, and quantizes both. Each library runs in a process of its own, with the same texts in
 chunks: the libraries take turns, so that ratios are of neighbouring runs. --package is the folder with `kivuml`, if it
-is not installed.
+is not installed. --avx2 hides later instruction sets from kivuml and OpenVINO, as Lambda does, and compares only these:
+ONNX Runtime cannot be limited.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from pathlib import Path
 CORES = 2
 INT8 = "model_qint8_avx512_vnni.onnx"
 VINO = "openvino/openvino_model_qint8_quantized.xml"
+VINO_FP32 = "openvino/openvino_model.xml"
+AVX2 = {"KIVU_INSTRUCTIONS": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SHORT = "The ferry leaves at seven."
 SENTENCES = (
     "The ferry leaves at seven.", "A cat sat on the mat.", "The app crashes when I log in, and support does not answer.",
@@ -93,7 +96,20 @@ LIBRARIES = {
         options.folder, backend="openvino", model_kwargs={"file_name": VINO}
     ),
 }
-OPENERS = LIBRARIES | {REFERENCE: lambda options: sentence_transformers(options.weights)}
+
+
+def openvino_with_avx2(folder, file):
+    # OpenVINO chooses bfloat16 if the processor has it, and fails without the instructions.
+    config = {"INFERENCE_PRECISION_HINT": "f32"}
+    return sentence_transformers(folder, backend="openvino", model_kwargs={"file_name": file, "ov_config": config})
+
+
+LIBRARIES_WITH_AVX2 = {
+    "kivuml": LIBRARIES["kivuml"],
+    "sentence-transformers OpenVINO fp32": lambda options: openvino_with_avx2(options.folder, VINO_FP32),
+    "sentence-transformers OpenVINO int8": lambda options: openvino_with_avx2(options.folder, VINO),
+}
+OPENERS = LIBRARIES | LIBRARIES_WITH_AVX2 | {REFERENCE: lambda options: sentence_transformers(options.weights)}
 
 
 def serve(library, options):
@@ -126,8 +142,8 @@ def serve(library, options):
 
 
 class Library:
-    def __init__(self, name):
-        environment = os.environ | {"OMP_NUM_THREADS": str(CORES), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+    def __init__(self, name, variables=()):
+        environment = os.environ | dict(variables) | {"OMP_NUM_THREADS": str(CORES), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
         command = [sys.executable, *sys.argv, "--serve", name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -152,6 +168,7 @@ def main():
     parser.add_argument("--package")
     parser.add_argument("--chunks", type=int, default=5)
     parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--serve")
     options = parser.parse_args()
     if options.package:
@@ -167,8 +184,8 @@ def main():
     reference = Library(REFERENCE)
     exact = np.array(reference.ask("vectors", texts=sample))
     reference.end()
-    libraries = {name: Library(name) for name in LIBRARIES}
-    report = {name: {} for name in LIBRARIES}
+    libraries = {name: Library(name, AVX2 if options.avx2 else ()) for name in (LIBRARIES_WITH_AVX2 if options.avx2 else LIBRARIES)}
+    report = {name: {} for name in libraries}
     for name, library in libraries.items():
         cosines = (np.array(library.ask("vectors", texts=sample)) * exact).sum(1)
         report[name]["cosine to fp32, mean and worst"] = [round(float(cosines.mean()), 5), round(float(cosines.min()), 5)]
@@ -176,7 +193,7 @@ def main():
         for first in range(300, 1000, 32):
             library.ask("embed", texts=mixed(min(32, 1000 - first), first))
         report[name]["MB resident after 1,000 texts"] = round(library.ask("memory"), 1)
-    seconds, short = {name: [] for name in LIBRARIES}, {name: [] for name in LIBRARIES}
+    seconds, short = {name: [] for name in libraries}, {name: [] for name in libraries}
     for chunk in range(options.chunks):
         texts = mixed(options.texts, 10 + chunk)
         for name, library in libraries.items():
@@ -184,7 +201,7 @@ def main():
         for name, library in libraries.items():
             short[name].append(library.ask("short", count=200))
         print(f"chunk {chunk + 1} of {options.chunks}", file=sys.stderr, flush=True)
-    for name in LIBRARIES:
+    for name in libraries:
         report[name]["texts per second"] = round(options.texts / statistics.median(seconds[name]), 1)
         report[name]["kivuml's texts per second, of this"] = round(statistics.median(theirs / ours for theirs, ours in zip(seconds[name], seconds["kivuml"])), 2)
         report[name]["short text, ms"] = round(statistics.median(short[name]), 2)

@@ -49,11 +49,14 @@ def read(path):
 
 def kind_of(folder):
     """The kind of a fixture, or nothing for those that the references cannot load."""
-    modules = [module["type"].rpartition(".")[2] for module in read(folder / "modules.json") or []]
+    types = [module["type"] for module in read(folder / "modules.json") or []]
+    modules = [name.rpartition(".")[2] for name in types]
     config = read(folder / "config.json") or {}
     head = (config.get("architectures") or [""])[0]
     if "SpladePooling" in modules or "Router" in modules:
         return "sparse"
+    if (folder / "artifact.metadata").is_file() or "MultiVectorMask" in modules or any(name.startswith("pylate.") for name in types):
+        return "multi-vector"
     if "LogitScore" in modules:
         return "ranker"
     if modules:
@@ -93,6 +96,8 @@ def requests(kind, name):
         return [
             {"path": "/embed_sparse", "body": {"inputs": TEXTS, "model": f"model:{role}"}} for role in ("query", "document")
         ]
+    if kind == "multi-vector":
+        return [{"path": "/embed_all", "body": {"inputs": TEXTS, "model": f"model:{role}"}} for role in ("query", "document")]
     if kind == "classifier":
         pairs = [{"text": first, "text_pair": second} for first, second in PAIRS]
         parameters = [{}, {"function_to_apply": "none"}]
@@ -136,6 +141,8 @@ def values(kind, bodies):
     if kind == "sparse":
         weights = lambda rows: rows and [{str(entry["index"]): entry["value"] for entry in row} for row in rows]
         return {role: weights(rows) for role, rows in zip(("query", "document"), bodies)}
+    if kind == "multi-vector":
+        return dict(zip(("query", "document"), bodies))
     if kind == "classifier":
         names = ("texts", "logits", "pairs", "logits of pairs")
         scores = lambda rows: rows and [{entry["label"]: entry["score"] for entry in row} for row in rows]

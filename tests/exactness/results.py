@@ -41,6 +41,19 @@ def sparse(folder, name):
     }
 
 
+def multi_vector(folder, name):
+    """Vectors for late interaction; only one environment has the class."""
+    from sentence_transformers import MultiVectorEncoder
+
+    model = MultiVectorEncoder(folder, device="cpu", model_kwargs=FLOAT32).float()
+    rows = lambda texts: [[[float(value) for value in vector] for vector in vectors] for vectors in texts]
+    one_by_one = {"batch_size": 1, "show_progress_bar": False}
+    return {
+        "query": rows(model.encode_query(TEXTS, **one_by_one)),
+        "document": rows(model.encode_document(TEXTS, **one_by_one)),
+    }
+
+
 # Models whose fast tokenizer does not spell unknown characters as bytes.
 SLOW = ["tiny-mt5"]
 
@@ -191,6 +204,6 @@ def target_of(model, tokenizer, name):
 
 
 KINDS = {
-    "embedder": embedder, "sparse": sparse, "classifier": classifier, "ranker": ranker, "tagger": tagger,
+    "embedder": embedder, "sparse": sparse, "multi-vector": multi_vector, "classifier": classifier, "ranker": ranker, "tagger": tagger,
     "generator": generator, "labels": labels, "entities": entities, "gliner": gliner,
 }
