@@ -51,10 +51,11 @@ def make_model(weights, folder, out):
     if not (folder / VINO).exists():
         export(weights, folder)
     out.mkdir(parents=True)
-    for file in folder.iterdir():
+    # The router does not read the settings that sentence-transformers writes since version 5.
+    for file in weights.iterdir():
         if file.suffix in (".json", ".txt"):
             shutil.copy(file, out)
-    shutil.copytree(folder / "1_Pooling", out / "1_Pooling")
+    shutil.copytree(weights / "1_Pooling", out / "1_Pooling")
     shutil.copy(folder / "onnx" / INT8, out / "model.onnx")
 
 

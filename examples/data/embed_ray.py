@@ -13,6 +13,9 @@ import ray
 from kivuml.arrow import Embedder
 
 
+ROWS_PER_BLOCK = 4096
+
+
 class AddVectors:
     def __init__(self, model):
         self.embed = Embedder(model, threads=1)
@@ -28,7 +31,8 @@ def main():
     ray.init()
     # Actors stay until the end. Each reserves half a core, since files are read and written by other tasks.
     actors = ray.data.ActorPoolStrategy(size=int(ray.cluster_resources()["CPU"]))
-    rows = ray.data.read_parquet(source)
+    # Ray reads small files as one block, which one actor would embed alone.
+    rows = ray.data.read_parquet(source).repartition(target_num_rows_per_block=ROWS_PER_BLOCK)
     rows = rows.map_batches(
         AddVectors, fn_constructor_args=[model], compute=actors, batch_format="pyarrow", batch_size=1024, num_cpus=0.5
     )
