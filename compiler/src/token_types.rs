@@ -50,7 +50,15 @@ const WITHOUT_TYPES: [&str; 39] = [
     "XLMRobertaTokenizer",
 ];
 /// Models with such a tokenizer class by default.
-const MODELS_WITHOUT_TYPES: [&str; 5] = ["roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet"];
+const MODELS_WITHOUT_TYPES: [&str; 7] = [
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "data2vec-text",
+    "mpnet",
+];
 /// Models with two token types by default.
 const MODELS_WITH_TYPES: [&str; 5] = ["albert", "bert", "electra", "ernie", "megatron-bert"];
 
@@ -197,6 +205,8 @@ mod tests {
         assert!(!returns(bert.clone(), json!({"model_input_names": ["input_ids", "attention_mask"]})));
         assert!(!returns(bert, json!({"tokenizer_class": "RobertaTokenizerFast"})));
         assert!(!returns(roberta.clone(), json!({})));
+        let prelayernorm = json!({"model_type": "roberta-prelayernorm", "type_vocab_size": 2});
+        assert!(!returns(prelayernorm, json!({})));
         assert!(returns(roberta, json!({"tokenizer_class": "BertTokenizer"})));
     }
 }

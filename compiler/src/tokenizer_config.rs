@@ -140,9 +140,9 @@ pub(super) fn class(folder: &Path) -> Result<String> {
         "distilbert" => "DistilBertTokenizer".to_owned(),
         "deberta" => DEBERTA.to_owned(),
         "mpnet" => MPNET.to_owned(),
-        "roberta" | "data2vec-text" => "RobertaTokenizer".to_owned(),
+        "roberta" | "roberta-prelayernorm" | "data2vec-text" => "RobertaTokenizer".to_owned(),
         "bart" => "BartTokenizer".to_owned(),
-        "jina_embeddings_v3" | "xlm-roberta" => "XLMRobertaTokenizer".to_owned(),
+        "jina_embeddings_v3" | "xlm-roberta" | "xlm-roberta-xl" => "XLMRobertaTokenizer".to_owned(),
         "gemma" | "gemma2" | "gemma3_text" => "GemmaTokenizer".to_owned(),
         _ => String::new(),
     }))

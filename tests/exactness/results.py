@@ -67,7 +67,7 @@ def limit(pipe):
     """The tokens of a text that Kivu reads. The pipelines themselves truncate only if the tokenizer has a limit."""
     config = pipe.model.config
     # The rows up to the padding's belong to no token.
-    with_padding = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+    with_padding = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text")
     unused = config.pad_token_id + 1 if config.model_type in with_padding else 0
     return min(pipe.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512) - unused)
 

@@ -220,6 +220,16 @@ async fn megatron_bert_for_three_labels() {
 }
 
 #[tokio::test]
+async fn xlm_roberta_xl_for_three_labels() {
+    compare("tiny-xlm-roberta-xl-cls").await;
+}
+
+#[tokio::test]
+async fn roberta_prelayernorm_for_three_labels() {
+    compare("tiny-roberta-prelayernorm-cls").await;
+}
+
+#[tokio::test]
 async fn bart_with_a_decoder_over_the_same_text() {
     compare("tiny-bart-nli").await;
 }

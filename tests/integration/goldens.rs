@@ -237,6 +237,16 @@ async fn megatron_bert() {
 }
 
 #[tokio::test]
+async fn xlm_roberta_xl_without_a_normalization_of_embeddings() {
+    tiny("tiny-xlm-roberta-xl").await;
+}
+
+#[tokio::test]
+async fn roberta_prelayernorm() {
+    tiny("tiny-roberta-prelayernorm").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_windows() {
     tiny("tiny-modernbert").await;
 }

@@ -114,12 +114,14 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         return;
     }
     let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 27] = [
+    let families: [(&str, &[&[&str]]); 29] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
         ("tiny-xlm-roberta", &[bert]),
         ("tiny-camembert-ner", &[bert]),
+        ("tiny-xlm-roberta-xl", &[bert]),
+        ("tiny-roberta-prelayernorm", &[bert]),
         ("tiny-deberta-v2", &[bert, &["position_buckets"]]),
         ("tiny-mpnet", &[bert]),
         ("tiny-modernbert", &[bert, &["local_attention"]]),

@@ -135,7 +135,7 @@ const OTHER_MODELS: [&str; 14] = [
 
 /// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types, other
 /// names, or a decoder.
-const SUCCESSORS: [&str; 15] = [
+const SUCCESSORS: [&str; 22] = [
     "tiny-electra",
     "tiny-electra-rank",
     "tiny-electra-ner",
@@ -147,9 +147,16 @@ const SUCCESSORS: [&str; 15] = [
     "tiny-data2vec",
     "tiny-megatron",
     "tiny-megatron-cls",
+    "tiny-xlm-roberta-xl",
+    "tiny-xlm-roberta-xl-cls",
+    "tiny-xlm-roberta-xl-ner",
+    "tiny-roberta-prelayernorm",
+    "tiny-roberta-prelayernorm-cls",
+    "tiny-roberta-prelayernorm-ner",
     "tiny-bart-nli",
     "tiny-bart-nli in blocks",
     "tiny-electra in blocks",
+    "tiny-xlm-roberta-xl in blocks",
     "tiny-albert-cls in blocks",
 ];
 

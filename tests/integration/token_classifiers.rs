@@ -133,6 +133,16 @@ async fn albert() {
 }
 
 #[tokio::test]
+async fn xlm_roberta_xl() {
+    compare("tiny-xlm-roberta-xl-ner").await;
+}
+
+#[tokio::test]
+async fn roberta_prelayernorm_with_bioes_labels() {
+    compare("tiny-roberta-prelayernorm-ner").await;
+}
+
+#[tokio::test]
 async fn camembert() {
     compare("tiny-camembert-ner").await;
 }

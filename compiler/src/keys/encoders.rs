@@ -642,7 +642,12 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
         "bert" | "megatron-bert" => &BERT,
         "xlm-roberta" if is_jina => &JINA_V3_AUTHORS,
         "jina_embeddings_v3" => &JINA_V3,
-        "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" => &ROBERTA,
+        "roberta"
+        | "xlm-roberta"
+        | "camembert"
+        | "data2vec-text"
+        | "xlm-roberta-xl"
+        | "roberta-prelayernorm" => &ROBERTA,
         "electra" => &ELECTRA,
         "albert" => &ALBERT,
         "ernie" => &ERNIE,

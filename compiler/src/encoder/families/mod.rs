@@ -15,6 +15,7 @@ mod megatron;
 mod mistral;
 mod modernbert;
 mod nomic;
+mod prelayernorm;
 mod qwen;
 mod rope;
 mod t5;
@@ -30,13 +31,15 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 29] = [
+pub(crate) const MODEL_TYPES: [&str; 31] = [
     "bert",
     "distilbert",
     "roberta",
     "xlm-roberta",
     "camembert",
     "data2vec-text",
+    prelayernorm::XLM_ROBERTA_XL,
+    prelayernorm::ROBERTA_PRELAYERNORM,
     "electra",
     "ernie",
     "albert",
@@ -99,6 +102,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
+        prelayernorm::XLM_ROBERTA_XL | prelayernorm::ROBERTA_PRELAYERNORM => prelayernorm::read(config),
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
@@ -146,7 +150,11 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
     }
     match config.names {
         names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
-        names if [bert::ROBERTA.prefix, bert::DATA2VEC.prefix].contains(&names.prefix) => {
+        names
+            if [bert::ROBERTA, bert::DATA2VEC, prelayernorm::PRELAYERNORM]
+                .iter()
+                .any(|family| family.prefix == names.prefix) =>
+        {
             byte_pairs::tokenizer(folder)
         }
         names if names.projections == deberta::PACKED.projections => byte_pairs::bert_tokenizer(folder),
@@ -216,6 +224,10 @@ mod tests {
             changed("tiny-albert", "num_hidden_layers", json!(2000)),
             changed("tiny-ernie", "task_type_vocab_size", json!(0)),
             changed("tiny-megatron", "is_decoder", json!(true)),
+            changed("tiny-xlm-roberta-xl", "is_decoder", json!(true)),
+            changed("tiny-xlm-roberta-xl", "position_embedding_type", json!("relative_key_query")),
+            changed("tiny-roberta-prelayernorm", "is_decoder", json!(true)),
+            changed("tiny-roberta-prelayernorm", "position_embedding_type", Value::Null),
             changed("tiny-bart-nli", "is_encoder_decoder", json!(false)),
             changed("tiny-bart-nli", "tie_word_embeddings", json!(false)),
             changed("tiny-bart-nli", "decoder_start_token_id", json!(-1)),
@@ -265,6 +277,10 @@ mod tests {
         expected at most 1024 layers (`num_hidden_layers` times `inner_group_num`), but found 2000
         expected `task_type_vocab_size` from 1 to 2097152, but found 0
         expected `is_decoder` false, but found true
+        expected `is_decoder` false, but found true
+        expected `position_embedding_type` `absolute`, but found `relative_key_query`
+        expected `is_decoder` false, but found true
+        expected `position_embedding_type` `absolute`, but found null
         expected `is_encoder_decoder` true, but found false
         expected `tie_word_embeddings` true, but found false
         expected `decoder_start_token_id` below 295, the `vocab_size`, but found -1
@@ -384,7 +400,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 24] = [
+        const FIXTURES: [(&str, &str); 26] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
@@ -407,8 +423,10 @@ mod tests {
             ("qwen2", "tiny-qwen2"),
             ("qwen3", "tiny-qwen3"),
             ("roberta", "tiny-roberta"),
+            ("roberta-prelayernorm", "tiny-roberta-prelayernorm"),
             ("t5", "tiny-t5"),
             ("xlm-roberta", "tiny-xlm-roberta"),
+            ("xlm-roberta-xl", "tiny-xlm-roberta-xl"),
         ];
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let defaults = fs::read(folder.join("published/defaults.json")).unwrap();

@@ -1,0 +1,58 @@
+//! RoBERTa with normalizations before its layers' parts, and a final one: XLM-RoBERTa-XL and RoBERTa-PreLayerNorm.
+
+use super::{
+    bert::ROBERTA,
+    fields::{activation, expect, expect_absolute_positions, padding},
+};
+use crate::{
+    config::ConfigFile,
+    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
+};
+use kivu::error::Result;
+
+pub(super) const XLM_ROBERTA_XL: &str = "xlm-roberta-xl";
+pub(super) const ROBERTA_PRELAYERNORM: &str = "roberta-prelayernorm";
+
+const XL: Names = Names {
+    embedding_norm: None,
+    norms: Norms::Before {
+        attention: "attention.self_attn_layer_norm",
+        feed_forward: "LayerNorm",
+        after: None,
+        last: "encoder.LayerNorm",
+        is_first_normal: true,
+    },
+    ..ROBERTA
+};
+/// Embeddings have a normalization of their own, before the first layer's.
+pub(super) const PRELAYERNORM: Names = Names {
+    prefix: "roberta_prelayernorm.",
+    norms: Norms::Before {
+        attention: "attention.LayerNorm",
+        feed_forward: "intermediate.LayerNorm",
+        after: None,
+        last: "LayerNorm",
+        is_first_normal: true,
+    },
+    ..ROBERTA
+};
+
+pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let (names, default_epsilon, default_types) = match config.model_type() {
+        XLM_ROBERTA_XL => (&XL, 1e-5, 1),
+        _ => (&PRELAYERNORM, 1e-12, 2),
+    };
+    expect(config, "is_decoder", &false)?;
+    expect_absolute_positions(config)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::None,
+    };
+    Ok(EncoderConfig {
+        epsilon: config.get("layer_norm_eps")?.unwrap_or(default_epsilon),
+        positions: Positions::TableAfter { padding: padding(config)? },
+        types: config.get("type_vocab_size")?.unwrap_or(default_types),
+        ..EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?
+    })
+}
