@@ -194,6 +194,11 @@ measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lam
 	cargo build --release --package kivu-functions --bin api
 	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/memory.md
 
+.PHONY: measure-popular
+measure-popular: PROFILE := release
+measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/memory.md; takes 20 minutes
+	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/memory.md
+
 .PHONY: measure-quality
 measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md
 	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md

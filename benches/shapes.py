@@ -15,71 +15,208 @@ import struct
 from pathlib import Path
 
 FIXTURES = Path(__file__).parents[1] / "tests/fixtures/models"
-# The dimensions in the fixtures, by setting.
-TINY = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64, "position_buckets": 16}
-BASE = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "max_position_embeddings": 512,
-}
-LARGE = BASE | {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-}
-DEBERTA = {"position_buckets": 256, "vocab_size": 128_100}
-# For each shape: the fixture, its encoder's dimensions, and the width of GLiNER's head.
+# A setting's names in the families' files; the first is the name here.
+NAMES = [
+    ["hidden_size", "dim", "n_embd", "d_model"],
+    ["intermediate_size", "hidden_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"],
+    ["num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers"],
+    ["num_attention_heads", "n_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads"],
+    ["max_position_embeddings", "n_positions"],
+]
+# The texts' length limit in every shape, so that builds take no longer texts.
+TOKENS = 512
+
+
+def encoder(layers, hidden, heads, vocabulary, positions=512, inner=None, **others):
+    """An encoder's settings. Others are the family's, GLiNER's `head` width, `labels`, and the width of a `dense` layer."""
+    return {
+        "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocabulary,
+        "max_position_embeddings": positions, "intermediate_size": inner or 4 * hidden, **others,
+    }
+
+
+def base(vocabulary, positions=512, **others):
+    return encoder(12, 768, 12, vocabulary, positions, **others)
+
+
+def large(vocabulary, positions=512, **others):
+    return encoder(24, 1024, 16, vocabulary, positions, **others)
+
+
+ENGLISH, CASED, ROBERTA, XLM, DEBERTA = 30_522, 28_996, 50_265, 250_002, 128_100
+BUCKETS = {"position_buckets": 256}
+QWEN = encoder(28, 1024, 16, 151_669, 32_768, 3072, num_key_value_heads=8, head_dim=128)
+# For each shape, from small to large: the fixture, and the settings that are not the fixture's.
 SHAPES = {
-    "bert-base": ("tiny-bert", BASE | {"vocab_size": 30_522}, None),
-    "deberta-base": ("tiny-deberta-nli", BASE | DEBERTA, None),
-    "gliner-large": ("tiny-gliner", LARGE | DEBERTA, 512),
+    "bert-tiny-rank": ("tiny-bert-rank", encoder(2, 128, 2, ENGLISH)),
+    "minilm-l6": ("tiny-bert", encoder(6, 384, 12, ENGLISH)),
+    "minilm-l6-rank": ("tiny-bert-rank", encoder(6, 384, 12, ENGLISH)),
+    "minilm-l12": ("tiny-bert", encoder(12, 384, 12, ENGLISH)),
+    "minilm-l12-rank": ("tiny-bert-rank", encoder(12, 384, 12, ENGLISH)),
+    "minilm-l12-multilingual": ("tiny-bert", encoder(12, 384, 12, 250_037)),
+    "distilbert": ("tiny-distilbert-binary", encoder(6, 768, 12, ENGLISH)),
+    "distilbert-ner": ("tiny-distilbert-ner", encoder(6, 768, 12, CASED)),
+    "distilroberta": ("tiny-roberta-nli", encoder(6, 768, 12, ROBERTA, 514, labels=7)),
+    "mpnet-base": ("tiny-mpnet", base(30_527, 514)),
+    "bert-base": ("tiny-bert", base(ENGLISH)),
+    "bert-base-classes": ("tiny-bert-sentiment", base(ENGLISH)),
+    "bert-base-ner": ("tiny-bert-ner", base(CASED)),
+    "camembert-base-ner": ("tiny-camembert-ner", base(32_005, 514)),
+    "roberta-base": ("tiny-roberta-nli", base(ROBERTA, 514)),
+    "nomic-base": ("tiny-nomic", base(30_528, 8192, inner=3072)),
+    "modernbert-base-rank": ("tiny-modernbert-rank", encoder(22, 768, 12, 50_368, 8192, 1152, local_attention=128)),
+    "xlm-roberta-base": ("tiny-xlm-roberta", base(XLM, 514)),
+    "xlm-roberta-base-rank": ("tiny-xlm-roberta-multi", base(XLM, 514, labels=1)),
+    "xlm-roberta-base-classes": ("tiny-xlm-roberta-multi", base(XLM, 514, labels=20)),
+    "gte-multilingual-base": ("tiny-gte-types", base(250_048, 8192)),
+    "jina-reranker-base": ("tiny-jina-rank", base(XLM, 1026)),
+    "deberta-base": ("tiny-deberta-nli", base(DEBERTA, **BUCKETS)),
+    "deberta-base-rank": ("tiny-deberta-nli", base(DEBERTA, labels=1, **BUCKETS)),
+    "gliner-small": ("tiny-gliner", encoder(6, 768, 12, 128_004, head=512, **BUCKETS)),
+    "gliner-medium": ("tiny-gliner", base(128_004, head=512, **BUCKETS)),
+    "gliner-multi": ("tiny-gliner", base(250_105, head=512, **BUCKETS)),
+    "gliner2-base": ("tiny-gliner2", base(128_011, **BUCKETS)),
+    "gemma3-300m": ("tiny-gemma3", encoder(
+        24, 768, 3, 262_144, 2048, 1152, num_key_value_heads=1, head_dim=256, sliding_window=512, query_pre_attn_scalar=256,
+        dense=3072,
+    )),
+    "bert-large": ("tiny-bert", large(ENGLISH)),
+    "bert-large-ner": ("tiny-bert-ner", large(CASED)),
+    "bart-large": ("tiny-bart-nli", encoder(12, 1024, 16, ROBERTA, 1024)),
+    "gliner-large": ("tiny-gliner", large(128_004, head=512, **BUCKETS)),
+    "xlm-roberta-large": ("tiny-xlm-roberta", large(XLM, 8194)),
+    "xlm-roberta-large-rank": ("tiny-xlm-roberta-multi", large(XLM, 8194, labels=1)),
+    "xlm-roberta-large-ner": ("tiny-xlm-roberta-ner", large(XLM, 514)),
+    "qwen3-0.6b": ("tiny-qwen3", QWEN),
+    "qwen3-0.6b-rank": ("tiny-qwen3-rank", QWEN),
 }
-TINY_HEAD = 16
+# For names of matrices: rows and columns as letters, explained in `dimensions`. Bias vectors have the rows.
+RULES = {
+    r"((word|tok)_embeddings|embed_tokens|shared)": "v h",
+    r"(position_embeddings|embed_positions)": "p h",
+    r"rel_embeddings": "b h",
+    r"relative_attention_bias": ". a",
+    r"q_proj": "q h",
+    r"[kv]_proj": "k h",
+    r"o_proj": "h q",
+    r"[qk]_norm": "d",
+    r"(gate_proj|up_proj|fc1[12]?)": "i h",
+    r"(down_proj|fc2|mlp\.Wo)": "h i",
+    r"(up_gate_proj|Wi)": "j h",
+}
+# Heads: the rows and columns for labels, and GLiNER2's transformer, whose inner width is the same in all sizes.
+HEADS = {
+    r"classifier(\.out_proj)?|classification_head\.out_proj": "l h",
+    r"count_embed\.transformer\.transformer\..*": ". .",
+    r"count_embed\.transformer\.in_projector": ". h",
+    r"count_embed\.transformer\.out_projector\.0": "h m",
+}
+GLINER2_INNER = 128
 NUMBERS_PER_BLOCK, BYTES_PER_PIECE = 1 << 16, 4096
 
 
-def dimensions(name, shape, config, head):
+def dimensions(name, shape, old, new):
     """A tensor's dimensions in the new model."""
-    if name.startswith(("prompt_rep_layer.", "rnn.", "span_rep_layer.")):
-        return [size * head // TINY_HEAD for size in shape]
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    sizes = {TINY["hidden_size"]: hidden, TINY["intermediate_size"]: inner, TINY_HEAD: head}
-    match name.split(".")[-2:]:
-        case ["word_embeddings", _]:
-            return [config["vocab_size"], hidden]
-        case ["position_embeddings", _]:
-            return [config["max_position_embeddings"], hidden]
-        case ["rel_embeddings", _]:
-            return [2 * config["position_buckets"], hidden]
-        case _:
-            return [sizes.get(size, size) for size in shape]
+    hidden, inner = new["hidden_size"], new["intermediate_size"]
+    matrix, _, _ = name.rpartition(".")
+    letters = next((rule for pattern, rule in HEADS.items() if re.fullmatch(pattern, matrix)), None)
+    if not letters:
+        if name.startswith(("prompt_rep_layer.", "rnn.", "span_rep_layer.")):
+            return [size * new["head"] // old["head"] for size in shape]
+        if name.startswith(("classifier.0", "classifier.2", "count_", "span_rep.")):
+            return [size // old["hidden_size"] * hidden if size % old["hidden_size"] == 0 else size for size in shape]
+        letters = next((rule for pattern, rule in RULES.items() if re.search(rf"(^|\.){pattern}$", matrix)), None)
+    if letters:
+        heads = new["num_attention_heads"]
+        width = new.get("head_dim", hidden // heads)
+        values = {
+            "h": hidden, "i": inner, "j": 2 * inner, "m": hidden + GLINER2_INNER, "v": new["vocab_size"],
+            # Some families have more rows than positions.
+            "p": shape[0] - old["max_position_embeddings"] + new["max_position_embeddings"],
+            "b": 2 * new.get("position_buckets", 0), "l": new.get("labels", shape[0]),
+            "a": heads, "d": width, "q": heads * width, "k": new.get("num_key_value_heads", heads) * width,
+        }
+        return [values.get(letter, size) for letter, size in zip(letters.split(), shape)]
+    sizes = {old.get("head"): new.get("head"), old["intermediate_size"]: inner, old["hidden_size"]: hidden, 3 * old["hidden_size"]: 3 * hidden}
+    return [sizes.get(size, size) for size in shape]
+
+
+def settle(settings, new):
+    """Changes a model's settings, in the file's own names, and returns the old ones."""
+    old = {}
+    for first, *others in NAMES:
+        for name in [first, *others]:
+            if name in settings:
+                old.setdefault(first, settings[name])
+                settings[name] = new[first]
+    settings |= {name: value for name, value in new.items() if name in settings and name not in old}
+    if "pooler_hidden_size" in settings:
+        settings["pooler_hidden_size"] = new["hidden_size"]
+    if "layer_types" in settings:
+        # Every sixth layer of Gemma's is a full one, and all of Qwen's.
+        full = settings.get("_sliding_window_pattern", 1)
+        kinds = ["full_attention" if layer % full == full - 1 else "sliding_attention" for layer in range(new["num_hidden_layers"])]
+        settings["layer_types"] = kinds
+    if "labels" in new:
+        labels = {str(label): f"LABEL_{label}" for label in range(new["labels"])}
+        settings |= {"id2label": labels, "label2id": {label: int(number) for number, label in labels.items()}}
+        settings |= {"problem_type": None} if "problem_type" in settings else {}
+    return old
 
 
 def make(shape, folder):
-    fixture, sizes, head = SHAPES[shape]
+    fixture, new = SHAPES[shape]
     shutil.copytree(FIXTURES / fixture, folder)
+    old = {}
     for file in folder.rglob("*.json"):
         settings = json.loads(file.read_text())
         if not isinstance(settings, dict):
             continue
-        encoder = settings.get("encoder_config", settings)
-        if "num_hidden_layers" in encoder:
-            encoder |= {name: value for name, value in sizes.items() if name in encoder}
-            encoder |= {name: sizes["hidden_size"] for name in ["pooler_hidden_size"] if name in encoder}
-            if head:
-                settings |= {"hidden_size": head, "max_width": 12, "max_len": 384, "vocab_size": sizes["vocab_size"]}
-        others = {"word_embedding_dimension": sizes["hidden_size"], "max_seq_length": 512, "model_max_length": 512}
+        inner = settings.get("encoder_config", settings)
+        if any(name in inner for name in NAMES[2]):
+            old |= settle(inner, new)
+            if "head" in new:
+                old["head"] = settings["hidden_size"]
+                settings |= {"hidden_size": new["head"], "max_width": 12, "max_len": 384, "vocab_size": new["vocab_size"]}
+        others = {"word_embedding_dimension": new["hidden_size"], "embedding_dimension": new["hidden_size"]}
         settings |= {name: value for name, value in others.items() if name in settings}
+        limit = {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.json": "model_max_length"}.get(file.name)
+        settings |= {limit: TOKENS} if limit else {}
         file.write_text(json.dumps(settings, indent=2) + "\n")
-    with (FIXTURES / fixture / "model.safetensors").open("rb") as file:
+    tensors = {}
+    for name, size in read(folder / "model.safetensors").items():
+        tensors[name] = dimensions(name, size, old, new)
+    write(folder / "model.safetensors", layers(tensors, new["num_hidden_layers"]))
+    for file in folder.glob("*_Dense/model.safetensors"):
+        settings = json.loads((file.parent / "config.json").read_text())
+        sizes = {size: new["hidden_size"] if size == old["hidden_size"] else new["dense"] for size in (settings["in_features"], settings["out_features"])}
+        settings |= {name: sizes[settings[name]] for name in ["in_features", "out_features"]}
+        (file.parent / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        write(file, {name: [sizes[size] for size in shape] for name, shape in read(file).items()})
+
+
+def read(path):
+    """The shapes of a file's tensors."""
+    with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
-    tensors = {}
-    for name, tensor in header.items():
-        layer = re.search(r"\.layer\.(\d+)\.", name)
-        if name == "__metadata__" or layer and layer[1] != "0":
-            continue
-        for number in range(sizes["num_hidden_layers"] if layer else 1):
-            new = name.replace(".layer.0.", f".layer.{number}.")
-            tensors[new] = dimensions(name, tensor["shape"], sizes, head)
-    write(folder / "model.safetensors", tensors)
+    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+
+
+def layers(tensors, count):
+    """The tensors of a model with this many layers per stack: more are like the last."""
+    others, stacks = {}, {}
+    for name, shape in tensors.items():
+        found = None if name.startswith("count_embed.") else re.match(r"(.*?(?<!\w)layers?\.)(\d+)(\..*)", name)
+        if found:
+            stacks.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = shape
+        else:
+            others[name] = shape
+    for prefix, stack in stacks.items():
+        for layer in range(count):
+            for name, shape in stack[min(layer, max(stack))].items():
+                others[f"{prefix}{layer}{name}"] = shape
+    return others
 
 
 def write(path, tensors):
@@ -100,7 +237,7 @@ def write(path, tensors):
         for name, tensor in header.items():
             first, end = tensor["data_offsets"]
             left = end - first
-            if name.endswith("LayerNorm.weight"):
+            if re.search(r"(norm\w*|_ln)\.weight$", name, re.IGNORECASE):
                 file.write(struct.pack("<e", 1.0) * (left // 2))
                 continue
             while left:

@@ -1,0 +1,278 @@
+"""Builds and serves the shapes of the most downloaded models, with random weights, and tells their memory.
+
+    python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--docs docs/memory.md]
+
+For each shape that FOLDER/results.json lacks: makes the model, builds it in int8, serves the bundle, sends it texts, and
+deletes both. With --docs, it replaces what the page has between `<!-- popular -->` and `<!-- end -->`, also with
+`--minutes 0`, which measures nothing. Needs Linux and only Python's standard library.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benches")]
+
+import shapes
+
+# The ten or more most downloaded models of each kind, as known in November 2026 without a hub's count, and their shapes.
+MODELS = {
+    "embedding": {
+        "all-MiniLM-L6-v2": "minilm-l6",
+        "all-MiniLM-L12-v2": "minilm-l12",
+        "bge-small-en-v1.5": "minilm-l12",
+        "paraphrase-multilingual-MiniLM-L12-v2": "minilm-l12-multilingual",
+        "multilingual-e5-small": "minilm-l12-multilingual",
+        "all-mpnet-base-v2": "mpnet-base",
+        "bge-base-en-v1.5": "bert-base",
+        "nomic-embed-text-v1.5": "nomic-base",
+        "multilingual-e5-base": "xlm-roberta-base",
+        "gte-multilingual-base": "gte-multilingual-base",
+        "embeddinggemma-300m": "gemma3-300m",
+        "bge-large-en-v1.5": "bert-large",
+        "bge-m3": "xlm-roberta-large",
+        "multilingual-e5-large": "xlm-roberta-large",
+        "Qwen3-Embedding-0.6B": "qwen3-0.6b",
+    },
+    "reranking": {
+        "ms-marco-TinyBERT-L2-v2": "bert-tiny-rank",
+        "ms-marco-MiniLM-L6-v2": "minilm-l6-rank",
+        "ms-marco-MiniLM-L12-v2": "minilm-l12-rank",
+        "gte-reranker-modernbert-base": "modernbert-base-rank",
+        "bge-reranker-base": "xlm-roberta-base-rank",
+        "jina-reranker-v2-base-multilingual": "jina-reranker-base",
+        "mxbai-rerank-base-v1": "deberta-base-rank",
+        "bge-reranker-large": "xlm-roberta-large-rank",
+        "bge-reranker-v2-m3": "xlm-roberta-large-rank",
+        "Qwen3-Reranker-0.6B": "qwen3-0.6b-rank",
+    },
+    "classification": {
+        "distilbert-base-uncased-finetuned-sst-2-english": "distilbert",
+        "emotion-english-distilroberta-base": "distilroberta",
+        "finbert": "bert-base-classes",
+        "toxic-bert": "bert-base-classes",
+        "twitter-roberta-base-sentiment-latest": "roberta-base",
+        "xlm-roberta-base-language-detection": "xlm-roberta-base-classes",
+        "twitter-xlm-roberta-base-sentiment": "xlm-roberta-base-classes",
+        "DeBERTa-v3-base-mnli-fever-anli": "deberta-base",
+        "deberta-v3-base-prompt-injection-v2": "deberta-base",
+        "bart-large-mnli": "bart-large",
+    },
+    "entities": {
+        "distilbert-NER": "distilbert-ner",
+        "bert-base-NER": "bert-base-ner",
+        "camembert-ner": "camembert-base-ner",
+        "gliner_small-v2.1": "gliner-small",
+        "gliner_medium-v2.1": "gliner-medium",
+        "gliner_multi-v2.1": "gliner-multi",
+        "gliner2-base-v1": "gliner2-base",
+        "bert-large-NER": "bert-large-ner",
+        "gliner_large-v2.1": "gliner-large",
+        "xlm-roberta-large-finetuned-conll03-english": "xlm-roberta-large-ner",
+    },
+}
+KINDS = {shape: kind for kind, models in MODELS.items() for shape in models.values()}
+TASKS = {
+    "embedding": "feature-extraction", "reranking": "text-ranking", "classification": "text-classification",
+    "entities": "token-classification",
+}
+# Differences to fp32 say nothing about random weights, so none is too large.
+RECIPE = """name = "{shape}"
+task = "{task}"
+precision = "int8"
+
+[source]
+folder = "{shape}"
+
+[quality]
+mean_cosine = 0
+worst_cosine = 0
+neighbours = 0
+agreement = 0
+mean_difference = 1000
+"""
+# Texts for the build, and tokens per text with the measured requests.
+TEXTS, LENGTHS = 20, {12: 30, 128: 10}
+INTRODUCTION = """## Popular models by shape
+The shapes of ten or more of the most downloaded models for each task, as known in November 2026, not counted on a hub. \
+`make measure-popular` makes each shape with its published dimensions, vocabulary size and random weights, builds it \
+in `int8` and serves the bundle: {machine}, {threads} threads, {arithmetic}. The quality floors are off, since random \
+weights say nothing about quality; a trained model below the floor is built in a larger precision.
+
+Memory is the server's after the requests: private memory, and all resident memory, which includes the pages of the \
+weights that it has read from the mapped file. Times are medians of one request with one text; rerankers get a \
+short query in addition, and GLiNER two labels. Build times contain {texts} texts for the quality gate. All tokenizers are \
+tiny: real ones with 30,000 to 260,000 tokens need more memory, and texts with more different tokens read more pages of \
+the word embeddings. The largest length is 512 tokens in all shapes.
+"""
+
+
+def text(words):
+    return " ".join(("a", "on")[place % 2] for place in range(words))
+
+
+class Server:
+    """The bundle's server: `post` returns a response and the milliseconds until it came."""
+
+    def __init__(self, kivu, bundle, port, log):
+        self.process = subprocess.Popen([kivu, "serve", bundle, "--port", str(port)], stdout=log, stderr=log)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        for _ in range(600):
+            try:
+                self.connection.request("GET", "/health")
+                self.connection.getresponse().read()
+                return
+            except OSError:
+                self.connection.close()
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        self.stop()
+        raise RuntimeError("the server did not start")
+
+    def ask(self, method, path, body=None):
+        start = time.perf_counter()
+        self.connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
+        response = self.connection.getresponse()
+        content = response.read()
+        taken = 1000 * (time.perf_counter() - start)
+        if response.status != 200:
+            raise RuntimeError(f"{path}: {response.status} {content.decode()[:300]}")
+        return json.loads(content), taken
+
+    def memory(self):
+        """Private and resident memory, in MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return [int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024 / 1e6 for name in ("RssAnon", "VmRSS")]
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def request(shape, words):
+    match KINDS[shape]:
+        case "embedding":
+            return "/embed", {"inputs": text(words)}
+        case "reranking":
+            return "/rerank", {"query": "a", "texts": [text(words)]}
+        case "classification":
+            return "/predict", {"inputs": text(words)}
+        case _:
+            labels = {"parameters": {"labels": ["a", "on"]}} if shape.startswith("gliner") else {}
+            return f"/models/{shape}", {"inputs": text(words)} | labels
+
+
+def measure(kivu, folder, shape, port):
+    source, bundle, recipe = folder / shape, folder / "bundle", folder / f"{shape}.toml"
+    texts = folder / "texts.txt"
+    texts.write_text("".join((ROOT / "compiler/src/sentences.txt").read_text().splitlines(keepends=True)[:TEXTS]))
+    for old in (source, bundle):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        shapes.make(shape, source)
+        recipe.write_text(RECIPE.format(shape=shape, task=TASKS[KINDS[shape]]))
+        start = time.perf_counter()
+        command = [kivu, "build", recipe, "--out", bundle, "--texts", texts, "--json"]
+        built = subprocess.run(command, capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if built.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}: {built.stderr.strip()[-1000:]}")
+        shutil.rmtree(source)
+        report = json.loads(built.stdout)
+        with (folder / "server.log").open("w") as log:
+            server = Server(kivu, bundle, port, log)
+        try:
+            info, _ = server.ask("GET", "/info")
+            # Tokenizers take a different number of tokens per word.
+            count = len(server.ask("POST", "/tokenize", {"inputs": text(100)})[0][0])
+            medians = []
+            for tokens, requests in LENGTHS.items():
+                path, body = request(shape, round(tokens * 100 / count))
+                times = [server.ask("POST", path, body)[1] for _ in range(requests)]
+                # The first response warms up.
+                medians.append(statistics.median(times[1:]))
+            private, resident = server.memory()
+        finally:
+            server.stop()
+        return {
+            "seconds": seconds, "megabytes": report["bytes"] / 1e6, "precision": report["precision"], "arithmetic": info["arithmetic"],
+            "private": private, "resident": resident, "medians": medians, "serving": report["serving"], "quality": report["quality"],
+        }
+    finally:
+        for old in (source, bundle):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def table(results):
+    lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
+    lines = []
+    for kind, models in MODELS.items():
+        rows = [[kind, "shape", "build, s", "bundle", "precision", "private", "resident", *lengths]]
+        rows.append(["---"] * len(rows[0]))
+        for shape in dict.fromkeys(models.values()):
+            names = ", ".join(model for model, its in models.items() if its == shape)
+            found = results.get(shape)
+            if not found or "error" in found:
+                cells = ["not measured"] + ["–"] * (len(rows[0]) - 3)
+            else:
+                megabytes = [f"{found[name]:.0f} MB" for name in ("private", "resident")]
+                times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in found["medians"]]
+                cells = [f"{found['seconds']:.0f}", f"{found['megabytes']:.0f} MB", f"`{found['precision']}`", *megabytes, *times]
+            rows.append([names, f"`{shape}`", *cells])
+        lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kivu", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shapes", nargs="+", choices=KINDS, metavar="SHAPE", help="the shapes to measure again [default: all that were not measured]")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no other shape after this time; the next run goes on")
+    parser.add_argument("--port", type=int, default=8091)
+    parser.add_argument("--docs", type=Path)
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    wanted = options.shapes or [shape for shape in shapes.SHAPES if shape in KINDS and "error" in results.get(shape, {"error": ""})]
+    end = time.monotonic() + 60 * options.minutes
+    failed = False
+    for shape in wanted:
+        if time.monotonic() >= end:
+            break
+        try:
+            results[shape] = measure(options.kivu.resolve(), folder, shape, options.port)
+        except (RuntimeError, OSError, KeyError, http.client.HTTPException) as error:
+            results[shape], failed = {"error": f"{type(error).__name__}: {error}"}, True
+        print(shape, json.dumps(results[shape]), file=sys.stderr, flush=True)
+        file.write_text(json.dumps(results, indent=2) + "\n")
+    text = table(results)
+    print(text)
+    if options.docs:
+        machine = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        arithmetic = {found["arithmetic"] or "unknown arithmetic" for found in results.values() if "error" not in found}
+        introduction = INTRODUCTION.format(
+            machine=machine[1] if machine else "unknown processor", threads=len(os.sched_getaffinity(0)),
+            arithmetic=", ".join(sorted(arithmetic)), texts=TEXTS,
+        )
+        marked = r"(<!-- popular -->\n).*?(<!-- end -->)"
+        page = options.docs.read_text()
+        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + introduction + "\n" + text + marks[2], page, flags=re.DOTALL))
+    if failed:
+        sys.exit("some shapes failed: see the messages above")
+
+
+if __name__ == "__main__":
+    main()
