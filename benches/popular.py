@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "benches")]
 
 import shapes
 
-# The ten or more most downloaded models of each kind, as known in November 2026 without a hub's count, and their shapes.
+# Ten or more of the most downloaded models per task, by common knowledge (November 2026) without a hub's counts.
 MODELS = {
     "embedding": {
         "all-MiniLM-L6-v2": "minilm-l6",
@@ -103,16 +103,20 @@ mean_difference = 1000
 # Texts for the build, and tokens per text with the measured requests.
 TEXTS, LENGTHS = 20, {12: 30, 128: 10}
 INTRODUCTION = """## Popular models by shape
-The shapes of ten or more of the most downloaded models for each task, as known in November 2026, not counted on a hub. \
-`make measure-popular` makes each shape with its published dimensions, vocabulary size and random weights, builds it \
-in `int8` and serves the bundle: {machine}, {threads} threads, {arithmetic}. The quality floors are off, since random \
-weights say nothing about quality; a trained model below the floor is built in a larger precision.
+Ten or more of the most downloaded models per task, chosen from common knowledge (November 2026), not from a hub's counts. \
+`make measure-popular` makes each distinct shape with the published dimensions and vocabulary size and random weights, \
+builds it in `int8` and serves the bundle: {machine}, {threads} threads, {arithmetic}. The quality floors are off, since \
+random weights say nothing about quality; a trained model below a floor is built in `int8-blocks` or `fp32` instead.
 
-Memory is the server's after the requests: private memory, and all resident memory, which includes the pages of the \
-weights that it has read from the mapped file. Times are medians of one request with one text; rerankers get a \
-short query in addition, and GLiNER two labels. Build times contain {texts} texts for the quality gate. All tokenizers are \
-tiny: real ones with 30,000 to 260,000 tokens need more memory, and texts with more different tokens read more pages of \
-the word embeddings. The largest length is 512 tokens in all shapes.
+- Private, resident: the server's memory after the requests. Private memory excludes, and resident memory includes, the \
+program and the pages of the weights file that were read.
+- Peak: the server's, measured by `kivu build` with the longest text. All shapes are limited to {longest} tokens, also where \
+the published model reads more.
+- Times: median of one request with one text. Rerankers get a query of one token in addition, GLiNER models two labels.
+- Build: with {texts} texts for the quality gate instead of 300, without a download.
+- Tokenizers have some 300 tokens: a real one takes more private memory, and real texts read more rows of the word \
+embeddings, at most all, so resident memory is at most the private memory, the bundle and 25 MB of program.
+- Classifiers have up to 20 labels and entity models 5, whatever the published number is.
 """
 
 
@@ -205,8 +209,9 @@ def measure(kivu, folder, shape, port):
         finally:
             server.stop()
         return {
-            "seconds": seconds, "megabytes": report["bytes"] / 1e6, "precision": report["precision"], "arithmetic": info["arithmetic"],
-            "private": private, "resident": resident, "medians": medians, "serving": report["serving"], "quality": report["quality"],
+            "seconds": seconds, "megabytes": report["bytes"] / 1e6, "precision": report["precision"],
+            "arithmetic": info["arithmetic"], "private": private, "resident": resident, "medians": medians,
+            "serving": report["serving"], "quality": report["quality"],
         }
     finally:
         for old in (source, bundle):
@@ -217,15 +222,16 @@ def table(results):
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     lines = []
     for kind, models in MODELS.items():
-        rows = [[kind, "shape", "build, s", "bundle", "precision", "private", "resident", *lengths]]
+        rows = [[kind, "shape", "build, s", "bundle", "precision", "private", "resident", "peak", *lengths]]
         rows.append(["---"] * len(rows[0]))
         for shape in dict.fromkeys(models.values()):
             names = ", ".join(model for model, its in models.items() if its == shape)
             found = results.get(shape)
             if not found or "error" in found:
-                cells = ["not measured"] + ["–"] * (len(rows[0]) - 3)
+                cells = ["failed" if found else "not measured"] + ["–"] * (len(rows[0]) - 3)
             else:
-                megabytes = [f"{found[name]:.0f} MB" for name in ("private", "resident")]
+                longest = found["serving"]["longest"]
+                megabytes = [f"{size:.0f} MB" for size in (found["private"], found["resident"], longest["peak_mb"])]
                 times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in found["medians"]]
                 cells = [f"{found['seconds']:.0f}", f"{found['megabytes']:.0f} MB", f"`{found['precision']}`", *megabytes, *times]
             rows.append([names, f"`{shape}`", *cells])
@@ -237,8 +243,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kivu", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shapes", nargs="+", choices=KINDS, metavar="SHAPE", help="the shapes to measure again [default: all that were not measured]")
-    parser.add_argument("--minutes", type=float, default=600, help="begin no other shape after this time; the next run goes on")
+    parser.add_argument("--shapes", nargs="+", choices=KINDS, metavar="SHAPE", help="shapes to measure [default: all]")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no shape after this time; the next run goes on")
     parser.add_argument("--port", type=int, default=8091)
     parser.add_argument("--docs", type=Path)
     options = parser.parse_args()
@@ -246,7 +252,8 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    wanted = options.shapes or [shape for shape in shapes.SHAPES if shape in KINDS and "error" in results.get(shape, {"error": ""})]
+    known = {shape for shape, found in results.items() if "error" not in found}
+    wanted = [shape for shape in options.shapes or shapes.SHAPES if shape not in known]
     end = time.monotonic() + 60 * options.minutes
     failed = False
     for shape in wanted:
@@ -254,7 +261,7 @@ def main():
             break
         try:
             results[shape] = measure(options.kivu.resolve(), folder, shape, options.port)
-        except (RuntimeError, OSError, KeyError, http.client.HTTPException) as error:
+        except (RuntimeError, OSError, ValueError, LookupError, http.client.HTTPException) as error:
             results[shape], failed = {"error": f"{type(error).__name__}: {error}"}, True
         print(shape, json.dumps(results[shape]), file=sys.stderr, flush=True)
         file.write_text(json.dumps(results, indent=2) + "\n")
@@ -265,11 +272,12 @@ def main():
         arithmetic = {found["arithmetic"] or "unknown arithmetic" for found in results.values() if "error" not in found}
         introduction = INTRODUCTION.format(
             machine=machine[1] if machine else "unknown processor", threads=len(os.sched_getaffinity(0)),
-            arithmetic=", ".join(sorted(arithmetic)), texts=TEXTS,
+            arithmetic=", ".join(sorted(arithmetic)), texts=TEXTS, longest=shapes.TOKENS,
         )
         marked = r"(<!-- popular -->\n).*?(<!-- end -->)"
         page = options.docs.read_text()
-        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + introduction + "\n" + text + marks[2], page, flags=re.DOTALL))
+        section = introduction + "\n" + text
+        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + section + marks[2], page, flags=re.DOTALL))
     if failed:
         sys.exit("some shapes failed: see the messages above")
 

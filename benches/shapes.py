@@ -137,7 +137,8 @@ def dimensions(name, shape, old, new):
             "a": heads, "d": width, "q": heads * width, "k": new.get("num_key_value_heads", heads) * width,
         }
         return [values.get(letter, size) for letter, size in zip(letters.split(), shape)]
-    sizes = {old.get("head"): new.get("head"), old["intermediate_size"]: inner, old["hidden_size"]: hidden, 3 * old["hidden_size"]: 3 * hidden}
+    sizes = {old.get("head"): new.get("head"), old["intermediate_size"]: inner}
+    sizes |= {times * old["hidden_size"]: times * hidden for times in (1, 3)}
     return [sizes.get(size, size) for size in shape]
 
 
@@ -155,8 +156,8 @@ def settle(settings, new):
     if "layer_types" in settings:
         # Every sixth layer of Gemma's is a full one, and all of Qwen's.
         full = settings.get("_sliding_window_pattern", 1)
-        kinds = ["full_attention" if layer % full == full - 1 else "sliding_attention" for layer in range(new["num_hidden_layers"])]
-        settings["layer_types"] = kinds
+        last = [layer % full == full - 1 for layer in range(new["num_hidden_layers"])]
+        settings["layer_types"] = ["full_attention" if layer else "sliding_attention" for layer in last]
     if "labels" in new:
         labels = {str(label): f"LABEL_{label}" for label in range(new["labels"])}
         settings |= {"id2label": labels, "label2id": {label: int(number) for number, label in labels.items()}}
@@ -189,8 +190,9 @@ def make(shape, folder):
     write(folder / "model.safetensors", layers(tensors, new["num_hidden_layers"]))
     for file in folder.glob("*_Dense/model.safetensors"):
         settings = json.loads((file.parent / "config.json").read_text())
-        sizes = {size: new["hidden_size"] if size == old["hidden_size"] else new["dense"] for size in (settings["in_features"], settings["out_features"])}
-        settings |= {name: sizes[settings[name]] for name in ["in_features", "out_features"]}
+        features = {name: settings[name] for name in ("in_features", "out_features")}
+        sizes = {size: new["dense"] for size in features.values()} | {old["hidden_size"]: new["hidden_size"]}
+        settings |= {name: sizes[size] for name, size in features.items()}
         (file.parent / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
         write(file, {name: [sizes[size] for size in shape] for name, shape in read(file).items()})
 
