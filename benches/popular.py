@@ -1,10 +1,11 @@
 """Builds and serves the shapes of the most downloaded models, with random weights, and tells their memory.
 
-    python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--docs docs/memory.md]
+    python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--reduced | --docs docs/memory.md]
 
 For each shape that FOLDER/results.json lacks: makes the model, builds it in int8, serves the bundle, sends it texts, and
 deletes both. With --docs, it replaces what the page has between `<!-- popular -->` and `<!-- end -->`, also with
-`--minutes 0`, which measures nothing. Needs Linux and only Python's standard library.
+`--minutes 0`, which measures nothing. With --reduced, it checks with narrow models and few layers that every shape is
+built and served. Needs Linux and only Python's standard library.
 """
 
 import argparse
@@ -116,6 +117,7 @@ the published model reads more.
 - Build: with {texts} texts for the quality gate instead of 300, without a download.
 - Tokenizers have some 300 tokens: a real one takes more private memory, and real texts read more rows of the word \
 embeddings, at most all, so resident memory is at most the private memory, the bundle and 25 MB of program.
+- Reranking models that are decoders put the query and the text into a prompt, whose tokens come on top.
 - Classifiers have up to 20 labels and entity models 5, whatever the published number is.
 """
 
@@ -176,14 +178,14 @@ def request(shape, words):
             return f"/models/{shape}", {"inputs": text(words)} | labels
 
 
-def measure(kivu, folder, shape, port):
+def measure(kivu, folder, shape, port, small):
     source, bundle, recipe = folder / shape, folder / "bundle", folder / f"{shape}.toml"
     texts = folder / "texts.txt"
     texts.write_text("".join((ROOT / "compiler/src/sentences.txt").read_text().splitlines(keepends=True)[:TEXTS]))
     for old in (source, bundle):
         shutil.rmtree(old, ignore_errors=True)
     try:
-        shapes.make(shape, source)
+        shapes.make(shape, source, small)
         recipe.write_text(RECIPE.format(shape=shape, task=TASKS[KINDS[shape]]))
         start = time.perf_counter()
         command = [kivu, "build", recipe, "--out", bundle, "--texts", texts, "--json"]
@@ -245,12 +247,13 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shapes", nargs="+", choices=KINDS, metavar="SHAPE", help="shapes to measure [default: all]")
     parser.add_argument("--minutes", type=float, default=600, help="begin no shape after this time; the next run goes on")
+    parser.add_argument("--reduced", action="store_true", help="check narrow models with few layers, in a minute")
     parser.add_argument("--port", type=int, default=8091)
     parser.add_argument("--docs", type=Path)
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "results.json"
+    file = folder / ("reduced.json" if options.reduced else "results.json")
     results = json.loads(file.read_text()) if file.exists() else {}
     known = {shape for shape, found in results.items() if "error" not in found}
     wanted = [shape for shape in options.shapes or shapes.SHAPES if shape not in known]
@@ -260,14 +263,14 @@ def main():
         if time.monotonic() >= end:
             break
         try:
-            results[shape] = measure(options.kivu.resolve(), folder, shape, options.port)
+            results[shape] = measure(options.kivu.resolve(), folder, shape, options.port, options.reduced)
         except (RuntimeError, OSError, ValueError, LookupError, http.client.HTTPException) as error:
             results[shape], failed = {"error": f"{type(error).__name__}: {error}"}, True
         print(shape, json.dumps(results[shape]), file=sys.stderr, flush=True)
         file.write_text(json.dumps(results, indent=2) + "\n")
     text = table(results)
     print(text)
-    if options.docs:
+    if options.docs and not options.reduced:
         machine = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         arithmetic = {found["arithmetic"] or "unknown arithmetic" for found in results.values() if "error" not in found}
         introduction = INTRODUCTION.format(

@@ -165,8 +165,20 @@ def settle(settings, new):
     return old
 
 
-def make(shape, folder):
+def reduced(settings):
+    """Few layers and rows, and narrow ones: for checks that a shape is built and served, in a second or two."""
+    hidden = 8 * settings["num_attention_heads"]
+    small = {
+        "hidden_size": hidden, "intermediate_size": hidden * settings["intermediate_size"] // settings["hidden_size"],
+        "num_hidden_layers": min(5, settings["num_hidden_layers"]), "vocab_size": 512, "max_position_embeddings": 600,
+        "head_dim": 16, "dense": 4 * hidden, "head": 48,
+    }
+    return settings | {name: size for name, size in small.items() if name in settings}
+
+
+def make(shape, folder, small=False):
     fixture, new = SHAPES[shape]
+    new = reduced(new) if small else new
     shutil.copytree(FIXTURES / fixture, folder)
     old = {}
     for file in folder.rglob("*.json"):
