@@ -196,7 +196,7 @@ measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lam
 
 .PHONY: measure-popular
 measure-popular: PROFILE := release
-measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/memory.md; takes 20 minutes
+measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/memory.md; takes 40 minutes
 	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/memory.md
 
 .PHONY: measure-quality

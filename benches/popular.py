@@ -131,7 +131,7 @@ def text(words):
 
 
 class Server:
-    """The bundle's server: `post` returns a response and the milliseconds until it came."""
+    """The bundle's server: `ask` returns a response and the milliseconds until it came."""
 
     def __init__(self, kivu, bundle, port, log):
         self.process = subprocess.Popen([kivu, "serve", bundle, "--port", str(port)], stdout=log, stderr=log)
