@@ -64,10 +64,11 @@ class Server:
         self.name, self.port = name, port
         began = time.monotonic()
         self.process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while self.try_answer() is None:
-            if self.process.poll() is not None:
-                sys.exit(f"{name} ended with status {self.process.returncode}")
+        # The server of an earlier run might answer instead, at the same port.
+        while self.process.poll() is None and self.try_answer() is None:
             time.sleep(0.002)
+        if self.process.poll() is not None:
+            sys.exit(f"{name} ended with status {self.process.returncode}")
         self.start = time.monotonic() - began
 
     def try_answer(self):
@@ -82,6 +83,8 @@ class Server:
 
     def memory(self):
         """Resident, in MB."""
+        if self.process.poll() is not None:
+            sys.exit(f"{self.name} ended with status {self.process.returncode}")
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1000
 
@@ -157,8 +160,10 @@ def main():
     kivu = [options.kivu.resolve(), "serve", options.bundle, "--listen", "127.0.0.1:8291"]
     tei = [ROUTER, "--model-id", model, "--hostname", "127.0.0.1", "--port", "8292", "--dtype", "float32", "--auto-truncate"]
     tei_variables = {"ORT_DYLIB_PATH": str(options.runtime.resolve()), "HF_HUB_OFFLINE": "1"}
-    servers = [Server("Kivu", kivu, 8291, {}), Server("text-embeddings-inference", tei, 8292, tei_variables)]
+    servers = []
     try:
+        servers.append(Server("Kivu", kivu, 8291, {}))
+        servers.append(Server("text-embeddings-inference", tei, 8292, tei_variables))
         sample = mixed(64, 3)
         answers = [[vector for start in (0, 32) for vector in server.embed(sample[start : start + 32])] for server in servers]
         cosines = [cosine(*pair) for pair in zip(*answers)]
@@ -172,6 +177,7 @@ def main():
             medians = [round(statistics.median(rate), 1) for rate in zip(*rates)]
             ratio = round(statistics.median(ours / theirs for ours, theirs in rates), 2)
             report[name] = {"texts per second": dict(zip((server.name for server in servers), medians)), "ratio": ratio}
+            print(name, report[name], file=sys.stderr, flush=True)
         report["resident memory, MB"] = {server.name: round(server.memory(), 1) for server in servers}
         print(json.dumps(report, indent=2))
     finally:

@@ -160,12 +160,14 @@ def all_fixtures(comparison):
 def case(fixture, seed, number):
     """The change of a case, which depends on nothing but the seed and the number."""
     mutator = mutations.Mutator(fixture.folder, fixture.declarations, random.Random(f"{seed} {number}"))
-    if fixture.kind != "generator":
-        return mutator.change(mutations.ENCODERS)
+    is_generator = fixture.kind == "generator"
     while True:
-        change = mutator.change(mutations.GENERATION)
+        change = mutator.change(mutations.GENERATION if is_generator else mutations.ENCODERS)
         # Kivu splits texts beyond it; `generate` ignores it.
-        if "model_max_length" not in change.text:
+        is_ignored = is_generator and "model_max_length" in change.text
+        # The only reference for this kind is version 5 of `transformers`, which does not read all of the file.
+        is_ignored |= fixture.kind == "multi-vector" and "tokenizer.json" in change.files
+        if not is_ignored:
             return change
 
 
