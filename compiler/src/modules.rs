@@ -23,7 +23,7 @@ use kivu::{
 /// Output name for a graph that pools.
 pub(super) const POOLED: &str = "sentence_embedding";
 /// Vector names in layer settings: token and text vectors.
-const TOKENS: &str = "token_embeddings";
+pub(super) const TOKENS: &str = "token_embeddings";
 const TEXT: &str = POOLED;
 /// A CrossEncoder's label scores.
 const SCORES: &str = "scores";
@@ -169,7 +169,10 @@ impl Modules {
                 weights.check_all(|_| false)?;
                 Module::LayerNorm { gain, bias, source: weights.sha256 }
             }
-            "Normalize" if self.text.is_some() => Module::Normalize,
+            "Normalize" if self.text.is_some() => {
+                expect_normalized(folder, TEXT)?;
+                Module::Normalize
+            }
             "Normalize" => {
                 return Err(Error::model("expected `Normalize` after `Pooling`, but found it before"));
             }
@@ -334,6 +337,21 @@ impl Module {
             Self::Normalize | Self::Truncation(_) => false,
         }
     }
+}
+
+/// Refuses a `Normalize` with its file in `folder` if it scales other vectors than those called `expected`.
+pub(super) fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
+    // Older versions of sentence-transformers write no file.
+    let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    let input: String = config.get("module_input_name")?.unwrap_or_else(|| TEXT.to_owned());
+    let output: String = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
+    if [&input, &output] == [expected; 2] {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a `Normalize` from `{expected}` to `{expected}` in `{}`, but found `{input}` and `{output}`",
+        folder.display()
+    )))
 }
 
 impl Dense {

@@ -15,7 +15,7 @@ use super::{
     encoder::Facts,
     files::read,
     module_list::{Module, modules},
-    modules::{Modules, POOLED, makes_scores},
+    modules::{Modules, POOLED, TOKENS, expect_normalized, makes_scores},
 };
 use kivu::{
     error::{Error, Result},
@@ -160,9 +160,18 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
         return Ok(Layout::Pooled);
     }
     let mut projections = Vec::new();
+    // PyLate scales vectors without a module.
+    let mut are_scaled = mask.is_none();
     for module in list.iter().skip(1) {
         match module.class() {
+            "Dense" if mask.is_some() && are_scaled => {
+                return Err(Error::model("expected `Normalize` after `Dense`, but found it before"));
+            }
             "Dense" => projections.push((module.folder(folder)?, module.is_pylates())),
+            "Normalize" if mask.is_some() => {
+                expect_normalized(&module.folder(folder)?, TOKENS)?;
+                are_scaled = true;
+            }
             "Normalize" | "MultiVectorMask" | "Dropout" => {}
             other => {
                 return Err(Error::model(format!(
@@ -171,6 +180,11 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
                 )));
             }
         }
+    }
+    if !are_scaled {
+        return Err(Error::model(
+            "expected `Normalize` in a model with `MultiVectorMask`, but found none; Kivu's multi-vectors have length 1",
+        ));
     }
     let (query, document) = match mask {
         Some(mask) => multi_vector_roles(folder, &mask.folder(folder)?)?,
@@ -513,5 +527,44 @@ mod tests {
         expected a `model_max_length` of at least 2, but found 1
         expected a `model_max_length` of at least 2, but found -1
         ");
+    }
+
+    #[test]
+    fn normalizations_of_other_vectors_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let module = |class: &str| folder.path().join(class);
+        fs::create_dir(module("Normalize")).unwrap();
+        let settings = |input: &str, output: &str| {
+            let settings = json!({"module_input_name": input, "module_output_name": output});
+            fs::write(module("Normalize").join("config.json"), settings.to_string()).unwrap();
+        };
+        let message = |error: Error| error.to_string().replace(&*folder.path().to_string_lossy(), "[folder]");
+        let multi_vector = |classes: &[&str]| {
+            let list: Vec<Value> = ["Transformer", "MultiVectorMask"]
+                .iter()
+                .chain(classes)
+                .map(|class| json!({"path": class, "type": format!("sentence_transformers.base.modules.{class}")}))
+                .collect();
+            fs::write(folder.path().join("modules.json"), json!(list).to_string()).unwrap();
+            message(layout(folder.path()).map(drop).unwrap_err())
+        };
+        let text = || message(Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap_err());
+        let mut refusals = vec![multi_vector(&["Dense"]), multi_vector(&["Normalize"])];
+        settings(TOKENS, TOKENS);
+        refusals.extend([multi_vector(&["Normalize", "Dense"]), text()]);
+        settings(TOKENS, POOLED);
+        refusals.extend([multi_vector(&["Dense", "Normalize"]), text()]);
+        insta::assert_snapshot!(refusals.join("\n"), @"
+        expected `Normalize` in a model with `MultiVectorMask`, but found none; Kivu's multi-vectors have length 1
+        expected a `Normalize` from `token_embeddings` to `token_embeddings` in `[folder]/Normalize`, but found `sentence_embedding` and `sentence_embedding`
+        expected `Normalize` after `Dense`, but found it before
+        expected a `Normalize` from `sentence_embedding` to `sentence_embedding` in `[folder]/Normalize`, but found `token_embeddings` and `token_embeddings`
+        expected a `Normalize` from `token_embeddings` to `token_embeddings` in `[folder]/Normalize`, but found `token_embeddings` and `sentence_embedding`
+        expected a `Normalize` from `sentence_embedding` to `sentence_embedding` in `[folder]/Normalize`, but found `token_embeddings` and `sentence_embedding`
+        ");
+        settings(POOLED, POOLED);
+        Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap();
+        fs::remove_file(module("Normalize").join("config.json")).unwrap();
+        Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap();
     }
 }

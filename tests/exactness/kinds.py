@@ -55,7 +55,10 @@ def kind_of(folder):
     head = (config.get("architectures") or [""])[0]
     if "SpladePooling" in modules or "Router" in modules:
         return "sparse"
-    if (folder / "artifact.metadata").is_file() or "MultiVectorMask" in modules or any(name.startswith("pylate.") for name in types):
+    if any(name.startswith("pylate.") for name in types):
+        # sentence-transformers reads some settings of these otherwise than PyLate, which needs an older version of it.
+        return None
+    if (folder / "artifact.metadata").is_file() or "MultiVectorMask" in modules:
         return "multi-vector"
     if "LogitScore" in modules:
         return "ranker"

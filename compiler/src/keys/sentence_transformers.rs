@@ -134,14 +134,8 @@ const DENSE: Rules = Rules {
     unused: &[],
     nested: &[],
 };
-const NORMALIZE: Rules = Rules {
-    read: &[],
-    unused: &[&[
-        ("module_input_name", Only(r#"["sentence_embedding", "token_embeddings"]"#)),
-        ("module_output_name", Only(r#"["sentence_embedding", "token_embeddings"]"#)),
-    ]],
-    nested: &[],
-};
+const NORMALIZE: Rules =
+    Rules { read: &[&["module_input_name", "module_output_name"]], unused: &[], nested: &[] };
 const LAYER_NORM: Rules = Rules { read: &[&["dimension"]], unused: &[], nested: &[] };
 const DROPOUT: Rules = Rules { read: &[], unused: &[&[("dropout", Any)]], nested: &[] };
 const SPLADE: Rules = Rules {
