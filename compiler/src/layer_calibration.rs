@@ -19,7 +19,10 @@ use kivu::{
     repository::manifest::Precision,
     tensor::Tensor,
 };
-use kivu_engine::{kernel::LANES, rounding};
+use kivu_engine::{
+    kernel::LANES,
+    rounding::{self, Moments, Rounded},
+};
 
 /// Texts for calibration, one per line. None of them is among the quality gate's.
 pub(crate) const CALIBRATION_TEXTS: &str = include_str!("calibration-texts.txt");
@@ -231,13 +234,16 @@ fn fit(weight: &[f32], (inputs, block): (usize, usize), mut rows: Vec<f32>) -> F
         }
         columns.apply(&mut rows);
     }
-    let mut quantized = quantize::rows(&weight, block);
-    if inputs <= MAX_ROUNDED_INPUTS {
+    let rows = if inputs <= MAX_ROUNDED_INPUTS {
         rows.chunks_exact_mut(block).for_each(quantize_block);
-        let weights = rounding::Weights { values: &weight, scales: &quantized.scales, inputs, block };
-        quantized.values = rounding::round(weights, rounding::moments(&rows, inputs));
-    }
-    FittedLayer { columns, block, rows: quantized, bias }
+        let weights = rounding::Weights { values: &weight, inputs, block };
+        let Rounded { integers, scales, offsets } = rounding::round(weights, Moments::new(rows, inputs));
+        bias.iter_mut().zip(offsets).for_each(|(bias, offset)| *bias += offset);
+        quantize::Rows { values: integers, scales }
+    } else {
+        quantize::rows(&weight, block)
+    };
+    FittedLayer { columns, block, rows, bias }
 }
 
 /// Inputs that share a scale: in `int8` as many as cost a layer's product a few percent, in `int8-blocks` at most
@@ -354,17 +360,15 @@ fn expected_error(weight: &[f32], block: usize, rows: &[f32], columns: &Columns)
             sums[1] += values.iter().map(|value| f64::from(value * value)).sum::<f64>();
         }
     }
+    let mut scaled = vec![0.0; block];
     for row in weight.chunks_exact(inputs) {
         let parts = row.chunks_exact(block).zip(columns.factors.chunks_exact(block));
         for ((weights, factors), sums) in parts.zip(&mut sums) {
-            let (mut most, mut squares) = (0.0_f32, 0.0_f64);
-            for (weight, factor) in weights.iter().zip(factors) {
-                let scaled = weight / factor;
-                most = most.max(scaled.abs());
-                squares += f64::from(scaled * scaled);
+            for ((weight, factor), scaled) in weights.iter().zip(factors).zip(&mut scaled) {
+                *scaled = weight / factor;
             }
-            sums[2] += f64::from(most / rounding::MAX_INTEGER).powi(2);
-            sums[3] += squares;
+            sums[2] += f64::from(rounding::scale(&scaled)).powi(2);
+            sums[3] += scaled.iter().map(|weight| f64::from(weight * weight)).sum::<f64>();
         }
     }
     let error =
@@ -451,7 +455,11 @@ mod tests {
         assert!(zeros.columns.is_none() && zeros.rows.values.iter().all(|integer| *integer == 0));
         let weight = numbers(1, OUTPUTS * INPUTS);
         let without_values = fit(&weight, (INPUTS, INPUTS / 2), vec![0.0; 300 * INPUTS]);
-        assert_eq!(without_values.rows, quantize::rows(&weight, without_values.block));
+        let quantize::Rows { values, scales } = &without_values.rows;
+        for (place, (weight, integer)) in weight.iter().zip(values).enumerate() {
+            let steps = weight / scales[place / without_values.block];
+            assert!((steps - f32::from(*integer)).abs() <= 1.0, "{steps}, {integer}");
+        }
         assert!(without_values.bias.iter().all(|bias| *bias == 0.0));
     }
 

@@ -46,6 +46,7 @@ fn cycle() -> f64 {
 }
 
 /// 8-bit products per nanosecond: rows by [`PANELS`] panels.
+#[derive(Clone, Copy)]
 struct Tiles {
     rows: usize,
     inputs: usize,
@@ -72,6 +73,17 @@ impl KernelFn for Tiles {
             black_box(&out);
         });
         (rows * inputs * PANELS * LANES) as f64 / nanoseconds
+    }
+}
+
+/// The same with the kernel for weights with small pairs.
+struct SmallPairs(Tiles);
+
+impl KernelFn for SmallPairs {
+    type Output = f64;
+
+    fn call<K: Kernel>(self, kernel: K) -> f64 {
+        kernel.call_for_small_pairs(self.0)
     }
 }
 
@@ -155,8 +167,11 @@ fn main() {
     let is_wanted = |it: &InstructionSet| wanted.as_ref().is_none_or(|wanted| wanted == it.name());
     for instructions in InstructionSet::available().filter(is_wanted) {
         for (rows, inputs) in [(48, 384), (48, 1536), (24, 384), (12, 384), (1, 384), (48, 32)] {
-            let rate = instructions.call(Tiles { rows, inputs }) * cycle;
+            let tiles = Tiles { rows, inputs };
+            let rate = instructions.call(tiles) * cycle;
             println!("{instructions}, 8 bits, {rows} rows, {inputs} inputs: {rate:.1} products per cycle");
+            let rate = instructions.call(SmallPairs(tiles)) * cycle;
+            println!("  with small pairs: {rate:.1} products per cycle");
         }
         for (rows, depth) in [(8, 32), (8, 256), (12, 384)] {
             let rate = instructions.call(Products { rows, depth }) * cycle;

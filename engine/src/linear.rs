@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::{
     kernel::{
-        GROUP, Kernel, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, ScaledTile, Sums,
-        row_size,
+        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, ScaledTile,
+        Sums, row_size,
     },
     math::{activate, largest, smallest, sum},
     program::{Activation, Dense, InputScaling, Linear},
@@ -39,6 +39,41 @@ impl Default for Part {
 /// Multiplies rows by `layer`'s weights in `panels`, 16 outputs each, with bias and activation.
 #[inline(always)]
 pub(crate) fn linear<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    (layer, panels): (&Linear, Range<usize>),
+    scratch: &mut Quantized,
+    out: &mut [f32],
+) {
+    let product = Product { input, layer, panels, scratch, out };
+    if K::HAS_SMALL_PAIRS && layer.panels.have_small_pairs() {
+        kernel.call_for_small_pairs(product);
+    } else {
+        product.call(kernel);
+    }
+}
+
+/// The arguments of [`linear`].
+struct Product<'a> {
+    input: &'a [f32],
+    layer: &'a Linear,
+    panels: Range<usize>,
+    scratch: &'a mut Quantized,
+    out: &'a mut [f32],
+}
+
+impl KernelFn for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        let Self { input, layer, panels, scratch, out } = self;
+        multiply(kernel, input, (layer, panels), scratch, out);
+    }
+}
+
+#[inline(always)]
+fn multiply<K: Kernel>(
     kernel: K,
     input: &[f32],
     (layer, panels): (&Linear, Range<usize>),
@@ -90,7 +125,10 @@ pub(crate) fn linear<K: Kernel>(
 #[inline(always)]
 fn weights(layer: &Linear, place: usize) -> Panel<'_> {
     let depth = layer.block / GROUP;
-    Panel { blocks: &layer.panels[place * depth..(place + 1) * depth], column_sums: &layer.sums[place] }
+    Panel {
+        blocks: &layer.panels.blocks()[place * depth..(place + 1) * depth],
+        column_sums: &layer.sums[place],
+    }
 }
 
 /// A block's column sums, times their scales.
@@ -252,7 +290,7 @@ pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &D
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::{Block, InstructionSet, KernelFn};
+    use crate::kernel::{Block, InstructionSet};
 
     const INPUTS: usize = 32;
     /// An odd panel count.
@@ -271,9 +309,12 @@ mod tests {
         }
     }
 
+    /// Divisors of weights; pairs of divided ones are small.
+    const DIVISORS: [i8; 2] = [1, 2];
+
     /// Test weight for an input-output pair.
-    fn weight(input: usize, output: usize) -> i8 {
-        ((input * 37 + output * 11) % 255) as u8 as i8
+    fn weight(input: usize, output: usize, divisor: i8) -> i8 {
+        ((input * 37 + output * 11) % 255) as u8 as i8 / divisor
     }
 
     /// Weight scale for an output and input block.
@@ -281,10 +322,10 @@ mod tests {
         0.01 + output as f32 / 1000.0 + block as f32 / 200.0
     }
 
-    fn layer(block: usize) -> Linear {
+    fn layer(block: usize, divisor: i8) -> Linear {
         let group = |panel: usize, step: usize| -> Block {
             std::array::from_fn(|lane| {
-                std::array::from_fn(|input| weight(step * 4 + input, panel * LANES + lane))
+                std::array::from_fn(|input| weight(step * 4 + input, panel * LANES + lane, divisor))
             })
         };
         let groups: Vec<Block> =
@@ -294,7 +335,7 @@ mod tests {
             |place: usize| (0..LANES).map(move |lane| (place / blocks * LANES + lane, place % blocks));
         let scales = |place| lanes(place).map(|(output, block)| scale(output, block)).collect::<Vec<_>>();
         let sum = |(output, at): (usize, usize)| {
-            (at * block..(at + 1) * block).map(|input| i32::from(weight(input, output))).sum()
+            (at * block..(at + 1) * block).map(|input| i32::from(weight(input, output, divisor))).sum()
         };
         let sums = |place| lanes(place).map(sum).collect::<Vec<i32>>();
         let bias: Vec<f32> = (0..PANELS * LANES).map(|output| output as f32 - 20.0).collect();
@@ -317,12 +358,15 @@ mod tests {
         [0.5 + (input % 5) as f32 / 4.0, input as f32 / 10.0 - 1.0]
     }
 
-    fn scaled(block: usize) -> Linear {
+    fn scaled(block: usize, divisor: i8) -> Linear {
         let lanes = |part: usize| {
             let values: Vec<f32> = (0..INPUTS).map(|input| column(input)[part]).collect();
             values.as_chunks().0.to_vec().into()
         };
-        Linear { scaling: Some(InputScaling { factors: lanes(0), offsets: lanes(1) }), ..layer(block) }
+        Linear {
+            scaling: Some(InputScaling { factors: lanes(0), offsets: lanes(1) }),
+            ..layer(block, divisor)
+        }
     }
 
     #[test]
@@ -330,8 +374,15 @@ mod tests {
         let rows = 2 * MAX_TILE_ROWS + 1;
         let input: Vec<f32> =
             (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
-        let layers = || [layer(INPUTS), layer(INPUTS / 2), scaled(INPUTS), scaled(INPUTS / 2)];
-        for (layer, instructions) in
+        let layers = || {
+            let layers = DIVISORS.into_iter().flat_map(|divisor| {
+                let blocks = [INPUTS, INPUTS / 2];
+                let both = move |block| [layer(block, divisor), scaled(block, divisor)];
+                blocks.into_iter().flat_map(both).map(move |layer| (layer, divisor))
+            });
+            layers.inspect(|(layer, divisor)| assert_eq!(layer.panels.have_small_pairs(), *divisor > 1))
+        };
+        for ((layer, divisor), instructions) in
             InstructionSet::available().flat_map(|it| layers().map(move |layer| (layer, it)))
         {
             let block = layer.block;
@@ -350,7 +401,7 @@ mod tests {
                         let quantized =
                             |value: f32| ((value - least) / range).round_ties_even() * range + least;
                         for (input, value) in values.iter().enumerate() {
-                            let weight = f32::from(weight(at * block + input, output));
+                            let weight = f32::from(weight(at * block + input, output, divisor));
                             expected += quantized(*value) * weight * scale(output, at);
                         }
                         step = step.max(range);
@@ -372,7 +423,7 @@ mod tests {
             let mut input = vec![1.0; 3 * INPUTS];
             input[INPUTS + 5] = invalid;
             for instructions in InstructionSet::available() {
-                let out = instructions.call(Call(&input, &layer(block)));
+                let out = instructions.call(Call(&input, &layer(block, 1)));
                 let rows: Vec<bool> = out
                     .chunks_exact(PANELS * LANES)
                     .map(|row| row.iter().all(|value| value.is_finite()))

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use crate::{
     array::Array,
-    kernel::{Block, LANES, Lanes, Sums},
+    kernel::{LANES, Lanes, Sums},
+    panels::Panels,
     rotary::Rotary,
 };
 
@@ -204,8 +205,8 @@ pub struct Linear {
     pub outputs: usize,
     /// Applied to the inputs before quantization.
     pub scaling: Option<InputScaling>,
-    /// 16 outputs per panel, as `inputs` / 4 blocks.
-    pub panels: Array<Block>,
+    /// The integers.
+    pub panels: Panels,
     /// Scales per panel and block.
     pub scales: Array<Lanes>,
     /// Weight sums per panel and block.

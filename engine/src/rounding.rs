@@ -1,74 +1,122 @@
 //! Rounds a layer's weights to integers whose errors cancel.
 //!
 //! Rounding each weight to the nearest integer minimizes the weights' error, but not the outputs': inputs are correlated,
-//! so one weight's error can make up for another's. [`round`] minimizes the outputs' squared error over sample inputs by
-//! coordinate descent, one weight at a time. Results have the same bits on all processors, with any number of threads.
+//! so one weight's error can make up for another's. [`round`] minimizes the variance of the outputs' errors over sample
+//! inputs by coordinate descent, one weight at a time; their mean becomes part of the bias. Results have the same bits on all processors, with any number of threads.
 
 use std::{num::NonZeroUsize, thread};
 
 use crate::{
     array::Array,
-    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS},
+    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_PAIR_SUM, MAX_ROWS},
     linear::dense,
     program::Dense,
 };
 
 /// Passes over all weights; later ones change hardly any.
 const PASSES: usize = 4;
-/// Share of the mean square input that is added to each input's own, since the inputs are a sample.
-const DAMPING: f32 = 0.01;
+/// Share of the mean variance that is added to each input's own, since the inputs are a sample.
+const DAMPING: f32 = 0.05;
 /// Maximum magnitude of an integer.
 pub const MAX_INTEGER: f32 = 127.0;
+/// Maximum magnitude of a pair's sum.
+const MAX_PAIR: f32 = MAX_PAIR_SUM as f32;
 /// Multiplications that are worth a thread.
 const THREAD_PRODUCTS: usize = 1 << 24;
 
-/// A layer's weights and the steps in which they are rounded.
+/// A layer's weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
     /// A row of `inputs` weights per output.
     pub values: &'a [f32],
-    /// A scale per output and `block` inputs.
-    pub scales: &'a [f32],
     /// Weights per output.
     pub inputs: usize,
     /// Inputs that share a scale.
     pub block: usize,
 }
 
-/// Sums of products of any two input columns over all rows: `inputs` × `inputs` values.
-pub fn moments(rows: &[f32], inputs: usize) -> Vec<f32> {
-    let count = rows.len() / inputs;
-    let columns: Vec<f32> =
-        (0..inputs).flat_map(|column| rows.iter().skip(column).step_by(inputs).copied()).collect();
-    multiply(&columns, count, rows.to_vec().into())
+/// Integers from −127 to 127 with [small pairs](crate::kernel#small-pairs), and their scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rounded {
+    /// In the weights' order.
+    pub integers: Vec<i8>,
+    /// Per output and block.
+    pub scales: Vec<f32>,
+    /// The mean error per output, to be added to its bias.
+    pub offsets: Vec<f32>,
 }
 
-/// Rounds weights to integers from −127 to 127. `moments` come from quantized inputs.
-pub fn round(weights: Weights<'_>, mut moments: Vec<f32>) -> Vec<i8> {
-    let Weights { values, scales, inputs, block } = weights;
+/// Means and covariances of sample inputs.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    means: Vec<f32>,
+    /// Summed over the rows: `inputs` × `inputs` values.
+    covariances: Vec<f32>,
+}
+
+impl Moments {
+    /// The moments of rows with `inputs` quantized values each.
+    pub fn new(mut rows: Vec<f32>, inputs: usize) -> Self {
+        let count = rows.len() / inputs;
+        let mut sums = vec![0.0_f64; inputs];
+        for row in rows.chunks_exact(inputs) {
+            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+        let means: Vec<f32> = sums.into_iter().map(|sum| (sum / count.max(1) as f64) as f32).collect();
+        for row in rows.chunks_exact_mut(inputs) {
+            row.iter_mut().zip(&means).for_each(|(value, mean)| *value -= mean);
+        }
+        let columns: Vec<f32> =
+            (0..inputs).flat_map(|column| rows.iter().skip(column).step_by(inputs).copied()).collect();
+        Self { means, covariances: multiply(&columns, count, rows.into()) }
+    }
+}
+
+/// Rounds weights for inputs with these moments.
+pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
+    let Weights { values, inputs, block } = weights;
+    let Moments { means, mut covariances } = moments;
     let diagonal = || (0..inputs).map(|input| input * (inputs + 1));
-    let damping = DAMPING * diagonal().map(|place| moments[place]).sum::<f32>() / inputs as f32;
-    diagonal().for_each(|place| moments[place] += damping);
-    let moments = Array::from(moments);
-    let scales: Vec<f32> = scales.iter().flat_map(|scale| std::iter::repeat_n(*scale, block)).collect();
-    let steps = || values.iter().zip(&scales);
-    let mut integers: Vec<f32> = steps().map(|(weight, scale)| nearest(weight / scale)).collect();
-    let errors: Vec<f32> =
-        steps().zip(&integers).map(|((weight, scale), integer)| weight - integer * scale).collect();
-    let mut gradients = multiply(&errors, inputs, moments.clone());
-    // Inputs with the largest squares first: what their weights cannot make up for, later ones can.
+    let damping = DAMPING * diagonal().map(|place| covariances[place]).sum::<f32>() / inputs as f32;
+    diagonal().for_each(|place| covariances[place] += damping);
+    let variances: Vec<f32> = diagonal().map(|place| covariances[place]).collect();
+    let covariances = Array::from(covariances);
+    // Any scale represents zeros.
+    let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
+    let scales: Vec<f32> = values.chunks_exact(block).map(|block| positive(scale(block))).collect();
+    let steps: Vec<f32> = scales.iter().flat_map(|scale| std::iter::repeat_n(*scale, block)).collect();
+    let pairs = values.as_chunks().0.iter().zip(steps.as_chunks::<2>().0);
+    let mut integers: Vec<f32> = pairs.flat_map(|(pair, [step, _])| nearest_pair(*pair, *step)).collect();
+    let errors = |integers: &[f32]| -> Vec<f32> {
+        let stored = integers.iter().zip(&steps).map(|(integer, step)| integer * step);
+        values.iter().zip(stored).map(|(weight, stored)| weight - stored).collect()
+    };
+    let mut gradients = multiply(&errors(&integers), inputs, covariances.clone());
+    // Inputs with the largest variances first: what their weights cannot make up for, later ones can.
     let mut order: Vec<usize> = (0..inputs).collect();
-    order.sort_by(|a, b| moments[b * (inputs + 1)].total_cmp(&moments[a * (inputs + 1)]));
+    order.sort_by(|a, b| variances[*b].total_cmp(&variances[*a]));
     let size = inputs * rows_per_thread(values.len() / inputs, inputs * inputs);
-    let parts = integers.chunks_mut(size).zip(gradients.chunks_mut(size)).zip(scales.chunks(size));
-    each(parts, |((integers, gradients), scales)| {
+    let parts = integers.chunks_mut(size).zip(gradients.chunks_mut(size)).zip(steps.chunks(size));
+    each(parts, |((integers, gradients), steps)| {
         let rows = integers.chunks_exact_mut(inputs).zip(gradients.chunks_exact_mut(inputs));
-        for ((integers, gradients), scales) in rows.zip(scales.chunks_exact(inputs)) {
-            let row = Row { integers, gradients, scales, moments: &moments, order: &order };
+        for ((integers, gradients), steps) in rows.zip(steps.chunks_exact(inputs)) {
+            let row = Row { integers, gradients, steps, covariances: &covariances, order: &order };
             InstructionSet::current().call(row);
         }
     });
-    integers.into_iter().map(|integer| integer as i8).collect()
+    let mean_error = |errors: &[f32]| {
+        errors.iter().zip(&means).map(|(error, mean)| f64::from(error * mean)).sum::<f64>() as f32
+    };
+    let offsets = errors(&integers).chunks_exact(inputs).map(mean_error).collect();
+    Rounded { integers: integers.into_iter().map(|integer| integer as i8).collect(), scales, offsets }
+}
+
+/// The smallest scale of a block for which neither a weight nor a pair's sum is too large; 0 for zeros. A smaller one
+/// would lose more by the few weights that it limits than it gains for all others.
+pub fn scale(values: &[f32]) -> f32 {
+    let pairs = values.as_chunks().0.iter().map(|[left, right]| (left + right).abs());
+    let largest = values.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    (largest / MAX_INTEGER).max(pairs.fold(0.0, f32::max) / MAX_PAIR)
 }
 
 /// Multiplies a row-major matrix, `width` values per row, by a row-major matrix with `width` rows.
@@ -121,8 +169,8 @@ struct Row<'a> {
     integers: &'a mut [f32],
     /// Half of the squared output error's derivative for each weight, with the opposite sign.
     gradients: &'a mut [f32],
-    scales: &'a [f32],
-    moments: &'a [f32],
+    steps: &'a [f32],
+    covariances: &'a [f32],
     order: &'a [usize],
 }
 
@@ -131,23 +179,25 @@ impl KernelFn for Row<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { integers, gradients, scales, moments, order } = self;
+        let Self { integers, gradients, steps, covariances, order } = self;
         let inputs = integers.len();
         for _ in 0..PASSES {
             let mut is_changed = false;
             for &input in order {
-                let moments = &moments[input * inputs..(input + 1) * inputs];
-                let step = scales[input] * moments[input];
-                let best = nearest(integers[input] + gradients[input] / step);
-                // A column of zeros has no step.
+                let covariances = &covariances[input * inputs..(input + 1) * inputs];
+                let step = steps[input] * covariances[input];
+                let partner = integers[input ^ 1];
+                let best = nearest(integers[input] + gradients[input] / step)
+                    .clamp(-MAX_PAIR - partner, MAX_PAIR - partner);
+                // A constant column has no step.
                 if step <= 0.0 || best == integers[input] {
                     continue;
                 }
-                let change = kernel.splat((integers[input] - best) * scales[input]);
+                let change = kernel.splat((integers[input] - best) * steps[input]);
                 (integers[input], is_changed) = (best, true);
-                let lanes = gradients.as_chunks_mut::<LANES>().0.iter_mut().zip(moments.as_chunks().0);
-                for (gradients, moments) in lanes {
-                    let moved = kernel.mul_add(change, kernel.load(moments), kernel.load(gradients));
+                let lanes = gradients.as_chunks_mut::<LANES>().0.iter_mut().zip(covariances.as_chunks().0);
+                for (gradients, covariances) in lanes {
+                    let moved = kernel.mul_add(change, kernel.load(covariances), kernel.load(gradients));
                     kernel.store(moved, gradients);
                 }
             }
@@ -160,6 +210,13 @@ impl KernelFn for Row<'_> {
 
 fn nearest(value: f32) -> f32 {
     value.round_ties_even().clamp(-MAX_INTEGER, MAX_INTEGER)
+}
+
+/// The nearest integers; if both are rounded up so that their sum is too large, the larger one is the next.
+fn nearest_pair(pair: [f32; 2], step: f32) -> [f32; 2] {
+    let [a, b] = pair.map(|weight| nearest(weight / step));
+    let excess = (a + b) - (a + b).clamp(-MAX_PAIR, MAX_PAIR);
+    if a.abs() < b.abs() { [a, b - excess] } else { [a - excess, b] }
 }
 
 #[cfg(test)]
@@ -175,60 +232,95 @@ mod tests {
     }
 
     /// Squared output error over the rows.
-    fn error(rows: &[f32], weights: &[f32], integers: &[f32], scales: &[f32], block: usize) -> f64 {
+    fn error(rows: &[f32], weights: &[f32], rounded: &Rounded, block: usize) -> f64 {
+        let Rounded { integers, scales, offsets } = rounded;
         let errors: Vec<f32> = (0..weights.len())
-            .map(|place| weights[place] - integers[place] * scales[place / block])
+            .map(|place| weights[place] - f32::from(integers[place]) * scales[place / block])
             .collect();
-        let squares = |row: &[f32], errors: &[f32]| {
-            row.iter().zip(errors).map(|(value, error)| f64::from(value * error)).sum::<f64>().powi(2)
+        let square = |row: &[f32], (errors, offset): (&[f32], &f32)| {
+            let error = row.iter().zip(errors).map(|(value, error)| f64::from(value * error)).sum::<f64>();
+            (error - f64::from(*offset)).powi(2)
         };
-        let outputs = |row| errors.chunks_exact(INPUTS).map(move |errors| squares(row, errors)).sum::<f64>();
+        let outputs =
+            |row| errors.chunks_exact(INPUTS).zip(offsets).map(move |it| square(row, it)).sum::<f64>();
         rows.chunks_exact(INPUTS).map(outputs).sum()
     }
 
     #[test]
     fn rounding_halves_the_output_error_on_correlated_inputs() {
-        // Each row is a mixture of a few patterns.
-        let rows = multiply(&numbers(1, 400 * 8), 8, numbers(2, 8 * INPUTS).into());
+        // Each row is a mixture of a few patterns, far from zero.
+        let mut rows = multiply(&numbers(1, 400 * 8), 8, numbers(2, 8 * INPUTS).into());
+        rows.iter_mut().for_each(|value| *value += 2.0);
         let weights = numbers(3, OUTPUTS * INPUTS);
         for block in [INPUTS, INPUTS / 3] {
-            let scales: Vec<f32> = weights
-                .chunks_exact(block)
-                .map(|weights| {
-                    weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs())) / MAX_INTEGER
-                })
-                .collect();
-            let nearest: Vec<f32> = weights
-                .iter()
-                .enumerate()
-                .map(|(place, weight)| nearest(weight / scales[place / block]))
-                .collect();
-            let layer = Weights { values: &weights, scales: &scales, inputs: INPUTS, block };
-            let rounded = round(layer, moments(&rows, INPUTS));
-            let rounded: Vec<f32> = rounded.into_iter().map(f32::from).collect();
-            let [before, after] =
-                [&nearest, &rounded].map(|integers| error(&rows, &weights, integers, &scales, block));
-            assert!(after < before / 2.0, "{block}: {after}, {before}");
-            assert!(rounded.iter().all(|integer| integer.abs() <= MAX_INTEGER));
+            let layer = Weights { values: &weights, inputs: INPUTS, block };
+            let rounded = round(layer, Moments::new(rows.clone(), INPUTS));
+            let nearest =
+                |(place, weight): (usize, &f32)| nearest(weight / rounded.scales[place / block]) as i8;
+            let nearest = weights.iter().enumerate().map(nearest).collect();
+            let plain = Rounded { integers: nearest, offsets: vec![0.0; OUTPUTS], ..rounded.clone() };
+            let without_offsets = Rounded { offsets: vec![0.0; OUTPUTS], ..rounded.clone() };
+            let [plain, without_offsets, after] =
+                [&plain, &without_offsets, &rounded].map(|it| error(&rows, &weights, it, block));
+            assert!(
+                after < plain / 4.0 && after < without_offsets,
+                "{block}: {after}, {plain}, {without_offsets}"
+            );
+            assert!(rounded.integers.iter().all(|integer| f32::from(*integer).abs() <= MAX_INTEGER));
+            let sum = |pair: &[i8; 2]| i16::from(pair[0]) + i16::from(pair[1]);
+            assert!(rounded.integers.as_chunks().0.iter().all(|pair| sum(pair).abs() <= MAX_PAIR_SUM));
         }
     }
 
     #[test]
     fn weights_are_rounded_to_the_nearest_integer_without_inputs() {
         let weights = numbers(4, OUTPUTS * INPUTS);
-        let layer = Weights { values: &weights, scales: &[0.01; OUTPUTS], inputs: INPUTS, block: INPUTS };
-        let rounded = round(layer, vec![0.0; INPUTS * INPUTS]);
-        let expected: Vec<i8> = weights.iter().map(|weight| nearest(weight / 0.01) as i8).collect();
-        assert_eq!(rounded, expected);
+        let layer = Weights { values: &weights, inputs: INPUTS, block: INPUTS };
+        let Rounded { integers, scales, offsets } = round(layer, Moments::new(vec![0.0; 9 * INPUTS], INPUTS));
+        assert_eq!(offsets, [0.0; OUTPUTS]);
+        for (place, (weight, integer)) in weights.iter().zip(integers).enumerate() {
+            let nearest = nearest(weight / scales[place / INPUTS]);
+            // Except one of the largest pair, if both are rounded up.
+            let distance = if nearest.abs() > MAX_PAIR / 2.0 { 1.0 } else { 0.0 };
+            assert!((f32::from(integer) - nearest).abs() <= distance, "{integer}, {nearest}");
+        }
     }
 
     #[test]
-    fn moments_are_sums_of_products() {
+    fn scales_are_those_of_the_largest_weight_or_pair() {
+        for (weights, expected) in [
+            ([0.0, 0.0, 0.0, 0.0], 0.0),
+            ([1.0, -1.0, 0.0, 0.0], 1.0 / 127.0),
+            ([0.5, -1.0, -0.875, -0.75], 1.625 / 128.0),
+            // Neighbours that are not a pair.
+            ([0.0, 1.0, 1.0, 0.0], 1.0 / 127.0),
+        ] {
+            assert_eq!(scale(&weights), expected, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_rounded_to_integers_whose_sum_is_not_too_large() {
+        for (pair, expected) in [
+            ([127.4, -127.4], [127.0, -127.0]),
+            ([64.4, 63.6], [64.0, 64.0]),
+            ([126.6, 1.6], [126.0, 2.0]),
+            ([-28.6, -99.6], [-29.0, -99.0]),
+        ] {
+            assert_eq!(nearest_pair(pair, 1.0), expected, "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn covariances_are_sums_of_products_of_deviations() {
         let rows = numbers(5, 7 * INPUTS);
-        let moments = moments(&rows, INPUTS);
+        let Moments { means, covariances } = Moments::new(rows.clone(), INPUTS);
+        let column = |at: usize| rows.iter().skip(at).step_by(INPUTS);
         for (left, right) in [(0, 0), (3, 40), (47, 2)] {
-            let expected: f32 = rows.chunks_exact(INPUTS).map(|row| row[left] * row[right]).sum();
-            assert!((moments[left * INPUTS + right] - expected).abs() < 1e-5);
+            let [first, second] = [left, right].map(|at| column(at).sum::<f32>() / 7.0);
+            assert!((means[left] - first).abs() < 1e-6);
+            let products = column(left).zip(column(right)).map(|(a, b)| (a - first) * (b - second));
+            assert!((covariances[left * INPUTS + right] - products.sum::<f32>()).abs() < 1e-5);
         }
     }
 }

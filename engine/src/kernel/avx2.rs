@@ -26,6 +26,7 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     const ACTIVATION_SIZE: usize = 1;
     const ROW_END_SIZE: usize = 0;
     const TILE_ROWS: usize = MAX_ROWS;
+    const HAS_SMALL_PAIRS: bool = false;
 
     /// Detects the instructions; `None` if this processor lacks them.
     fn new() -> Option<Self>;
@@ -33,6 +34,11 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     /// # Safety
     /// The processor has the instructions.
     unsafe fn call<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output;
+
+    #[inline(always)]
+    fn call_for_small_pairs<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output {
+        function.call(kernel)
+    }
 
     fn store_activations(bytes: [u8; LANES], out: &mut [u8]);
 
@@ -69,6 +75,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     const ACTIVATION_SIZE: usize = I::ACTIVATION_SIZE;
     const ROW_END_SIZE: usize = I::ROW_END_SIZE;
     const TILE_ROWS: usize = I::TILE_ROWS;
+    const HAS_SMALL_PAIRS: bool = I::HAS_SMALL_PAIRS;
 
     intrinsics! {
         fn load(values: &Lanes) -> [__m256; 2] {{
@@ -119,6 +126,11 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     fn call<F: KernelFn>(self, function: F) -> F::Output {
         // SAFETY: `self` is proof that the processor has the features.
         unsafe { I::call(self, function) }
+    }
+
+    #[inline(always)]
+    fn call_for_small_pairs<F: KernelFn>(self, function: F) -> F::Output {
+        I::call_for_small_pairs(self, function)
     }
 
     #[inline(always)]
@@ -228,61 +240,100 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
     bytes
 }
 
-/// Products by `vpdpbusd`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vnni(());
+/// Defines instructions that multiply the bytes of rows and panels as they are stored: an expression adds a group's
+/// products to eight sums.
+macro_rules! byte_products {
+    (
+        $(#[$attribute:meta])* $visibility:vis $name:ident, $features:literal, $detected:expr, $rows:expr,
+        |$sums:ident, $group:ident, $weights:ident| $added:expr
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $visibility struct $name(());
 
-impl Int8Products for Vnni {
-    fn new() -> Option<Self> {
-        is_x86_feature_detected!("avxvnni").then_some(Self(()))
-    }
-
-    #[target_feature(enable = "avx2,fma,avxvnni")]
-    unsafe fn call<F: KernelFn>(kernel: AvxVnni, function: F) -> F::Output {
-        function.call(kernel)
-    }
-
-    #[inline(always)]
-    fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
-        out.copy_from_slice(&bytes);
-    }
-
-    #[inline(always)]
-    unsafe fn finish_row(_: &mut [u8]) {}
-
-    #[target_feature(enable = "avx2,fma,avxvnni")]
-    unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
-        let part = part(out.len(), REGISTER_ROWS);
-        for (i, out) in out.chunks_mut(part).enumerate() {
-            let rows = &rows[i * part * blocks.len() * GROUP..];
-            // SAFETY: per this function's contract.
-            with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { multiply_vnni::<R>(rows, blocks, n, out) });
+        impl $name {
+            /// Multiplies `R` rows by panel `n`.
+            ///
+            /// # Safety
+            /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in
+            /// `blocks`.
+            #[target_feature(enable = $features)]
+            unsafe fn multiply<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+                let mut sums = [[_mm256_setzero_si256(); 2]; R];
+                let rows: [*const u8; R] =
+                    std::array::from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
+                for (step, block) in blocks.iter().enumerate() {
+                    // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
+                    let weights = halves(block).map(|half| unsafe {
+                        _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
+                        _mm256_loadu_si256(half.as_ptr().cast())
+                    });
+                    for (row, sums) in rows.iter().zip(&mut sums) {
+                        // SAFETY: per this function's contract.
+                        let group = unsafe { row.cast::<i32>().add(step).read_unaligned() };
+                        let $group = _mm256_set1_epi32(group);
+                        for ($sums, $weights) in sums.iter_mut().zip(weights) {
+                            *$sums = $added;
+                        }
+                    }
+                }
+                store(&sums, n, out);
+            }
         }
+
+        impl Int8Products for $name {
+            fn new() -> Option<Self> {
+                $detected.then_some(Self(()))
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn call<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output {
+                function.call(kernel)
+            }
+
+            #[inline(always)]
+            fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
+                out.copy_from_slice(&bytes);
+            }
+
+            #[inline(always)]
+            unsafe fn finish_row(_: &mut [u8]) {}
+
+            #[target_feature(enable = $features)]
+            unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
+                let part = part(out.len(), $rows);
+                for (i, out) in out.chunks_mut(part).enumerate() {
+                    let rows = &rows[i * part * blocks.len() * GROUP..];
+                    // SAFETY: per this function's contract.
+                    with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { Self::multiply::<R>(rows, blocks, n, out) });
+                }
+            }
+        }
+    };
+}
+
+byte_products! {
+    /// Products by `vpdpbusd`.
+    pub Vnni, "avx2,fma,avxvnni", is_x86_feature_detected!("avxvnni"), REGISTER_ROWS,
+    |sums, group, weights| _mm256_dpbusd_avx_epi32(*sums, group, weights)
+}
+
+byte_products! {
+    /// Products by `vpmaddubsw`, for weights with [small pairs](super#small-pairs).
+    ///
+    /// With more than four rows, compilers calculate their addresses in the loop, on ports that Intel's processors need
+    /// for the products.
+    Maddubs, "avx2,fma", true, 4,
+    |sums, group, weights| {
+        let pairs = _mm256_maddubs_epi16(group, weights);
+        _mm256_add_epi32(*sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
 }
 
-/// Multiplies `R` rows by panel `n`.
-///
-/// # Safety
-/// `rows` begins with `R` rows, each with one activation per input in `blocks`.
-#[target_feature(enable = "avx2,fma,avxvnni")]
-unsafe fn multiply_vnni<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
-    let mut sums = [[_mm256_setzero_si256(); 2]; R];
-    let width = blocks.len() * GROUP;
-    for (step, block) in blocks.iter().enumerate() {
-        // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
-        let weights = halves(block).map(|half| unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
-            _mm256_loadu_si256(half.as_ptr().cast())
-        });
-        for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: per this function's contract.
-            let group = unsafe { rows.as_ptr().add(r * width + step * GROUP).cast::<i32>().read_unaligned() };
-            let group = _mm256_set1_epi32(group);
-            sums[0] = _mm256_dpbusd_avx_epi32(sums[0], group, weights[0]);
-            sums[1] = _mm256_dpbusd_avx_epi32(sums[1], group, weights[1]);
-        }
-    }
+/// Stores the sums of rows and panel `n`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store<const R: usize>(sums: &[[__m256i; 2]; R], n: usize, out: &mut [[Sums; 2]; R]) {
     for (sums, out) in sums.iter().zip(out) {
         for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
             // SAFETY: half of `Sums` is 32 bytes long, as is a register.
@@ -290,6 +341,7 @@ unsafe fn multiply_vnni<const R: usize>(rows: &[u8], blocks: &[Block], n: usize,
         }
     }
 }
+
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx2,fma")]

@@ -16,6 +16,12 @@
 //! AVX2, four with NEON, and one row of a matrix register with AMX. Activations are rows in a format that each kernel
 //! defines, see [`Kernel::store_activations`].
 //!
+//! # Small pairs
+//! `vpmaddubsw` multiplies bytes and adds two products each in 16 bits, with saturation. It is exact for all activations
+//! if the weights for inputs 0 and 1 of a block, and those for inputs 2 and 3, have a sum of at most 128 in magnitude:
+//! 128 × 255 fits into 16 bits. [Rounding](crate::rounding) to sample inputs yields such weights; for others, the kernel
+//! for AVX2 widens them.
+//!
 //! # Unsafe code
 //! This crate has `unsafe` code for two reasons:
 //! - Intrinsics, and functions compiled for processor features. A kernel value is proof that the processor has the
@@ -61,6 +67,8 @@ pub type Lanes = [f32; LANES];
 pub type Sums = [i32; LANES];
 /// Weights for four inputs and 16 columns.
 pub type Block = [[i8; GROUP]; LANES];
+/// Maximum magnitude of the sum of two weights that are a [small pair](self#small-pairs).
+pub const MAX_PAIR_SUM: i16 = i16::MAX / u8::MAX as i16;
 /// Inputs per block.
 pub const GROUP: usize = 4;
 /// Columns per [`Kernel::product`].
@@ -137,9 +145,18 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     const ROW_END_SIZE: usize = 0;
     /// Maximum row count for [`tile`](Self::tile), at most [`MAX_TILE_ROWS`].
     const TILE_ROWS: usize = MAX_ROWS;
+    /// Whether [`call_for_small_pairs`](Self::call_for_small_pairs) calls with another kernel.
+    const HAS_SMALL_PAIRS: bool = false;
 
     /// Calls a function compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
+
+    /// Calls a function with this kernel, or with one whose tiles are faster and exact only for weights with
+    /// [small pairs](self#small-pairs).
+    #[inline(always)]
+    fn call_for_small_pairs<F: KernelFn>(self, function: F) -> F::Output {
+        function.call(self)
+    }
 
     /// Loads 16 numbers.
     fn load(self, values: &Lanes) -> Self::F32x16;

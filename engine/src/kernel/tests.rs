@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::{
-    Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Plain,
-    RowRange, Rows, ScaledTile, Sums, row_size,
+    Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_PAIR_SUM, MAX_ROWS, MAX_TILE_ROWS,
+    Panel, Plain, RowRange, Rows, ScaledTile, Sums, row_size,
 };
 
 /// A function's results for each kernel, the reference last.
@@ -154,6 +154,31 @@ impl KernelFn for Tile {
         let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
         self.each_tile(kernel, |rows, range, panels| kernel.tile(rows, panels, &mut out[range]));
         out
+    }
+}
+
+/// A tile of weights with small pairs.
+#[derive(Clone, Debug)]
+struct SmallPairs(Tile);
+
+impl SmallPairs {
+    /// Makes the second weight of each large pair smaller.
+    fn new(mut tile: Tile) -> Self {
+        for pair in tile.panels.iter_mut().flatten().flatten().flat_map(|group| group.as_chunks_mut().0) {
+            let [left, right]: &mut [i8; 2] = pair;
+            let wide = i16::from(*right);
+            let limit = |sum: i16| (sum - i16::from(*left)).clamp(-128, 127);
+            *right = wide.clamp(limit(-MAX_PAIR_SUM), limit(MAX_PAIR_SUM)) as i8;
+        }
+        Self(tile)
+    }
+}
+
+impl KernelFn for SmallPairs {
+    type Output = Vec<[Sums; 2]>;
+
+    fn call<K: Kernel>(self, kernel: K) -> Self::Output {
+        kernel.call_for_small_pairs(self.0)
     }
 }
 
@@ -318,6 +343,13 @@ proptest! {
     #[test]
     fn tiles_are_exact(tile in tile()) {
         prop_assert_eq!(Plain.call(tile.clone()), tile.expected());
+        assert_equal(&tile);
+    }
+
+    #[test]
+    fn tiles_of_small_pairs_are_exact(tile in tile()) {
+        let tile = SmallPairs::new(tile);
+        prop_assert_eq!(Plain.call(tile.clone()), tile.0.expected());
         assert_equal(&tile);
     }
 

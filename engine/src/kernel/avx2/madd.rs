@@ -1,4 +1,4 @@
-//! 8-bit products without 8-bit instructions: `vpmaddubsw` saturates, so values are widened to 16 bits for `vpmaddwd`.
+//! 8-bit products for any weights: `vpmaddubsw` may saturate, so values are widened to 16 bits for `vpmaddwd`.
 //!
 //! That would be one multiplication and one addition per 16 products. Processors multiply on fewer ports than they
 //! add, so half of the multiplications are replaced by additions, with Winograd's identity:
@@ -14,7 +14,7 @@ use std::{
     mem::{MaybeUninit, size_of},
 };
 
-use super::{Avx2, Int8Products};
+use super::{Avx2, Bits256, Int8Products, Maddubs, store};
 use crate::kernel::{Block, GROUP, KernelFn, LANES, MAX_TILE_ROWS, Sums, part, with_row_count};
 
 /// Products by `vpmaddwd`, which multiplies 16-bit integers.
@@ -46,6 +46,7 @@ impl Int8Products for Madd {
     const ACTIVATION_SIZE: usize = SIZE;
     const ROW_END_SIZE: usize = size_of::<i32>();
     const TILE_ROWS: usize = MAX_TILE_ROWS;
+    const HAS_SMALL_PAIRS: bool = true;
 
     fn new() -> Option<Self> {
         Some(Self(()))
@@ -54,6 +55,11 @@ impl Int8Products for Madd {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn call<F: KernelFn>(kernel: Avx2, function: F) -> F::Output {
         function.call(kernel)
+    }
+
+    #[inline(always)]
+    fn call_for_small_pairs<F: KernelFn>(_: Avx2, function: F) -> F::Output {
+        function.call(Bits256(Maddubs(())))
     }
 
     #[inline(always)]
@@ -306,15 +312,4 @@ fn initial_sums(
         *sums = [_mm256_sub_epi32(sums[0], products[0]), _mm256_sub_epi32(sums[1], products[1])];
     }
     sums
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn store<const R: usize>(sums: &[[__m256i; 2]; R], n: usize, out: &mut [[Sums; 2]; R]) {
-    for (sums, out) in sums.iter().zip(out) {
-        for (sums, out) in sums.iter().zip(out[n].as_chunks_mut::<{ LANES / 2 }>().0) {
-            // SAFETY: half of `Sums` is 32 bytes long, as is a register.
-            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), *sums) };
-        }
-    }
 }

@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
             inputs,
             block: inputs / blocks,
             outputs: panels.saturating_mul(LANES),
-            panels: self.array(weights, panels.saturating_mul(groups))?,
+            panels: self.array(weights, panels.saturating_mul(groups))?.into(),
             scales: self.array(scales, all_blocks)?,
             sums: self.array(sums, all_blocks)?,
             bias: self.array(bias, panels)?,
