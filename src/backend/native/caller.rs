@@ -10,8 +10,8 @@ use kivu_engine::run::{Scratch, Text, Values};
 use super::model::{NativeModel, TextOutputs};
 use crate::{backend::Deadline, error::Result};
 
-/// A fraction of the tokens for which calls are combined: one thread reads the weights once per call.
-pub(super) const MIN_SHARED_TOKENS: usize = 48;
+/// Calls with fewer tokens are combined: one thread reads the weights once per call.
+pub(super) const MIN_CALL_TOKENS: usize = 192;
 
 /// Outputs per text.
 pub(super) type Outputs = Vec<TextOutputs>;

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use kivu_engine::kernel::InstructionSet;
 pub use kivu_engine::program::ABSENT;
 
-use self::workers::{MIN_SHARED_TOKENS, Workers};
+use self::workers::{MIN_CALL_TOKENS, Workers};
 pub use self::{
     graph::MULTI_VECTORS,
     label_head::{HIERARCHICAL_SOFTMAX, ROW_PRODUCTS},
@@ -34,9 +34,6 @@ use crate::{
     telemetry,
     tensor::Tensor,
 };
-
-/// Calls with fewer tokens are combined, so that their texts share weight reads.
-const MIN_CALL_TOKENS: usize = 4 * MIN_SHARED_TOKENS;
 
 /// The instructions that the engine uses in this process.
 pub fn instructions() -> InstructionSet {

@@ -2,7 +2,7 @@
 //!
 //! - A run takes calls from the queue until it has [`RUN_TOKENS`] tokens; no call waits for others to arrive.
 //! - A [brief call](Shared::is_brief) that arrives alone, and finds an idle thread and an empty queue, runs on its
-//!   caller's thread instead, which saves two thread switches.
+//!   caller's thread instead, which saves two thread switches; the other idle threads help.
 //! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
 //!   return to the queue at the next stage end.
 //! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
@@ -33,13 +33,17 @@ use crate::{
     telemetry::request::QueuedBatch,
 };
 
+/// Calls with fewer tokens are combined, so that their texts share weight reads.
+pub(super) const MIN_CALL_TOKENS: usize = 96;
 /// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
 /// does not wait long for other calls in its run.
 const RUN_TOKENS: usize = 192;
 /// Calls with at most this many tokens overtake calls with at least [`RUN_TOKENS`].
 const MAX_SHORT_TOKENS: usize = 48;
-/// Runs with fewer tokens are not worth waking a thread.
-pub(super) const MIN_SHARED_TOKENS: usize = 24;
+/// Runs with fewer tokens are not worth waking a thread that helps.
+const MIN_SHARED_TOKENS: usize = 12;
+/// Calls with at least this many tokens are led by a woken thread rather than by a thread that serves connections.
+const MIN_LED_TOKENS: usize = 24;
 /// Products for which a thread that serves connections may be busy: a few milliseconds.
 const MAX_BRIEF_PRODUCTS: usize = 1 << 30;
 /// Spin iterations before a waiting thread yields.
@@ -199,7 +203,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a brief call on this thread if another one would be woken for it, and queues all others.
+    /// Runs a brief call on this thread if another one would be woken to lead it, and queues all others.
     fn begin(&self, call: Call) {
         let mut queue = self.lock();
         let is_alone = self.arriving.load(Ordering::Relaxed) <= 1 && queue.calls.is_empty();
@@ -222,7 +226,7 @@ impl Shared {
     /// Whether a call is not worth a thread switch.
     fn is_brief(&self, call: &Call) -> bool {
         let tokens = call.tokens();
-        tokens < MIN_SHARED_TOKENS && tokens * self.model.token_products() <= MAX_BRIEF_PRODUCTS
+        tokens < MIN_LED_TOKENS && tokens * self.model.token_products() <= MAX_BRIEF_PRODUCTS
     }
 
     /// Executes runs until the queue is closed and empty.
@@ -319,7 +323,8 @@ impl Shared {
         let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
         if threads > NonZeroUsize::MIN {
             self.lock().teams.push(Arc::clone(&team));
-            self.changed.notify_all();
+            // A caller that leads keeps one thread asleep, whose place it has.
+            (1..threads.get()).for_each(|_| self.changed.notify_one());
         }
         let is_long = calls.iter().any(|call| call.tokens() >= RUN_TOKENS);
         let mut left = if is_long { tokens } else { 0 };
@@ -479,9 +484,9 @@ mod tests {
             assert_eq!(waiting, usize::from(!is_done));
             is_done
         };
-        assert!(begun(1, 0, 0, MIN_SHARED_TOKENS - 1));
+        assert!(begun(1, 0, 0, MIN_LED_TOKENS - 1));
         assert!(begun(2, 1, 0, 1));
-        assert!(!begun(1, 0, 0, MIN_SHARED_TOKENS), "the other thread would help");
+        assert!(!begun(1, 0, 0, MIN_LED_TOKENS), "it is not brief");
         assert!(!begun(0, 0, 0, 1), "no thread is idle");
         assert!(!begun(1, 1, 0, 1), "another caller has the idle thread's place");
         assert!(!begun(1, 0, 1, 1), "others were first");
