@@ -33,7 +33,7 @@ x86-64 functions have AVX2 only, and 1769 MB give them one CPU. `make measure-la
 under these limits, as above, with `KIVU_INSTRUCTIONS={instructions}`: one text per request, {starts} starts per length, \
 medians. BERT-base and DeBERTa-base have random weights and the published dimensions, but tokenizers with 280 tokens: \
 with a real one of 30,000 or 128,000 tokens, the start takes longer. Texts per second are for requests with 32 \
-texts, 57 tokens each on average. Dollars are computed as above, with x86-64's price.
+texts, 57 tokens each on average. Dollars are computed as above. {processor}.
 """
 # For each model: its name in the table, and the shape that is made for it.
 MODELS = {"all-MiniLM-L6-v2": None, "BERT-base": "bert-base", "DeBERTa-base": "deberta-base"}
@@ -42,8 +42,6 @@ LENGTHS = {12: 60, 128: 20}
 STARTS = 5
 # Texts per request with mixed lengths, every ninth of 300, with 57 tokens on average; and requests per process.
 MIXED, MIXED_REQUESTS = (ROOT / "compiler/src/sentences.txt").read_text().splitlines()[::9][:32], 8
-# On x86-64, in us-east-1.
-GB_SECOND, REQUEST = 0.0000166667, 0.0000002
 
 
 def text(tokens):
@@ -94,7 +92,7 @@ def run(options, name, model, megabytes):
         memory.Api.event = event(path, {"inputs": MIXED})
         _, times, _ = memory.measure(options.function.resolve(), options.port, megabytes, MIXED_REQUESTS, variables)
         rate = f"{1000 * len(MIXED) / statistics.median(times[1:]):.0f}"
-    cost = 1e6 * (math.ceil(medians[-1]) / 1000 * megabytes / 1024 * GB_SECOND + REQUEST)
+    cost = 1e6 * (math.ceil(medians[-1]) / 1000 * megabytes / 1024 * memory.GB_SECOND + memory.REQUEST)
     size = sum(file.stat().st_size for file in model.iterdir()) / 1e6
     times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in medians]
     return [name, f"{size:.0f} MB", str(megabytes), f"{statistics.median(starts):.0f}", *times, rate, f"{max(peaks):.0f} MB", f"{cost:.2f}"]
@@ -124,7 +122,9 @@ def main():
     if options.docs:
         page = options.docs.read_text()
         marked = r"(<!-- lambda -->\n).*?(<!-- end -->)"
-        text = INTRODUCTION.format(instructions=options.instructions, starts=STARTS) + "\n" + table + "\n"
+        processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        processor = processor[1] if processor else "Unknown processor"
+        text = INTRODUCTION.format(instructions=options.instructions, starts=STARTS, processor=processor) + "\n" + table + "\n"
         options.docs.write_text(re.sub(marked, lambda marks: marks[1] + text + marks[2], page, flags=re.DOTALL))
 
 

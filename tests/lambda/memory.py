@@ -1,11 +1,12 @@
 """Measures the packed function with the memory and CPU share of Lambda, by memory size.
 
-    python tests/lambda/memory.py FOLDER EVENT [--sizes 512 1024 1769] [--requests 200]
+    python tests/lambda/memory.py FOLDER EVENT [--sizes 512 1024 1769] [--requests 200] [--instructions avx2]
 
 FOLDER is the unpacked function (`.aws-sam/build/ApiFunction` after `make deploy`). Needs root, cgroups of version 1,
-and only Python's standard library. M MB have M/1769 of a CPU. Prints one row of docs/memory.md per size: the time from
+and only Python's standard library. M MB have M/1769 of a CPU. --instructions selects the native engine's, by default
+all that the processor has. Prints one row of docs/memory.md per size: the time from
 the start of the process to its readiness, the first response, the median and 99th percentile of the others, the peak
-memory, and the cost of a million requests at the median (arm64, us-east-1, Lambda only).
+memory, and the cost of a million requests at the median (x86-64, us-east-1, Lambda only).
 """
 
 import argparse
@@ -22,7 +23,8 @@ from pathlib import Path
 
 from box import Box
 
-GB_SECOND, REQUEST = 0.0000133334, 0.0000002
+# In US dollars.
+GB_SECOND, REQUEST = 0.0000166667, 0.0000002
 STARTS = 5
 TIMEOUT_S = 120
 
@@ -121,10 +123,12 @@ def main():
     parser.add_argument("event", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 1769])
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--instructions")
     options = parser.parse_args()
     port, program = serve(options.event.read_bytes()), options.folder.resolve() / "bootstrap"
+    variables = {"KIVU_INSTRUCTIONS": options.instructions} if options.instructions else {}
     for size in options.sizes:
-        runs = [measure(program, port, size, options.requests) for _ in range(STARTS)]
+        runs = [measure(program, port, size, options.requests, variables) for _ in range(STARTS)]
         start = statistics.median(run[0] for run in runs)
         first = statistics.median(run[1][0] for run in runs)
         answers = sorted(time for run in runs for time in run[1][1:])
