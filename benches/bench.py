@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import statistics
@@ -25,6 +26,9 @@ LABELS = 10
 STARTS = 25
 TURNS = 3
 ROWS = 100_000
+# The native engine's instructions on Lambda, with which encoders are measured, too.
+ON_LAMBDA = {"x86_64": "avx2", "aarch64": "neon-dotprod"}[platform.machine()]
+LIMITED = {"KIVU_INSTRUCTIONS": ON_LAMBDA}
 PATTERN = re.compile(r"http://([\d.:]+)")
 SENTENCES = pathlib.Path(__file__).parent.parent / "compiler/src/sentences.txt"
 
@@ -32,9 +36,9 @@ SENTENCES = pathlib.Path(__file__).parent.parent / "compiler/src/sentences.txt"
 class Server:
     """`kivu serve` on a free port."""
 
-    def __init__(self, kivu, *bundles):
+    def __init__(self, kivu, variables, *bundles):
         command = [kivu, "serve", *bundles, "--listen", "127.0.0.1:0", "--until-stdin-closes"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
         self.address = PATTERN.search(self.process.stdout.readline())[1]
 
     def __enter__(self):
@@ -59,7 +63,7 @@ def memory_mb(pid, name):
 
 
 def request(path, body, header="content-type: application/json"):
-    head = f"POST {path} HTTP/1.1\r\nhost: kivu\r\n{header}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -76,8 +80,8 @@ def tensors(ids):
     return request("/v2/models/minilm/infer", head + data, f"inference-header-content-length: {len(head)}")
 
 
-def figure(name, value, baseline, unit, against):
-    return {"name": name, "value": value, "baseline": baseline, "unit": unit, "against": against}
+def figure(name, value, baseline, unit, against, on_lambda=None):
+    return {"name": name, "value": value, "baseline": baseline, "unit": unit, "against": against, "on_lambda": on_lambda}
 
 
 def write_table(source, target):
@@ -103,9 +107,10 @@ class Measurement:
         output = subprocess.run([self.laboratory, *map(str, arguments)], check=True, stdout=subprocess.PIPE)
         return json.loads(output.stdout)
 
-    def bench(self, bundle):
+    def bench(self, bundle, variables):
         path = self.folder / "figures.json"
-        subprocess.run([self.kivu, "bench", bundle, "--baseline", self.baseline, "--json", path], check=True)
+        command = [self.kivu, "bench", bundle, "--baseline", self.baseline, "--json", path]
+        subprocess.run(command, check=True, env=os.environ | variables)
         return {entry["name"]: entry for entry in json.loads(path.read_text())}
 
     def latency(self, name, server, requests, against, runs=1):
@@ -117,11 +122,12 @@ class Measurement:
         http, session = map(statistics.median, zip(*pairs))
         return figure(name, http, session * runs, "ms", against)
 
-    def cold_start(self, first_response_ms):
+    def cold_start(self, first_response_ms, on_lambda):
         parts = [self.lab("parts", self.baseline) for _ in range(STARTS)]
         serial = {name: statistics.median(part[name] for part in parts) for name in ("library", "session", "first run")}
         against = "load the library, create a session, run it once"
-        return {**figure("process start to first response", first_response_ms, sum(serial.values()), "ms", against), "parts": serial}
+        found = figure("process start to first response", first_response_ms, sum(serial.values()), "ms", against, on_lambda)
+        return found | {"parts": serial}
 
     def precisions(self):
         for bundle in [self.minilm, *self.compare]:
@@ -130,13 +136,15 @@ class Measurement:
             size = sum(file["size"] for file in manifest["files"]) / 1e6
             yield {"name": manifest["weights"]["precision"], "mb": size, "cosine": quality.get("mean_cosine", 1.0)}
 
-    def batch(self, best):
+    def process(self, rows, variables):
+        """Rows per second and peak memory of a job."""
         source, target = self.folder / "rows.jsonl", self.folder / "output.jsonl"
+        report_file = target.with_name(f"{target.name}.report.json")
         texts = SENTENCES.read_text().splitlines()
         with source.open("w") as file:
-            for number in range(ROWS):
+            for number in range(rows):
                 file.write(json.dumps({"id": number, "text": texts[number % len(texts)]}) + "\n")
-        process = subprocess.Popen([self.kivu, "batch", source, target, "--model", self.minilm])
+        process = subprocess.Popen([self.kivu, "batch", source, target, "--model", self.minilm], env=os.environ | variables)
         peak = 0
         while process.poll() is None:
             try:
@@ -145,9 +153,16 @@ class Measurement:
                 pass
             time.sleep(0.05)
         assert process.returncode == 0
-        report = json.loads(target.with_name(f"{target.name}.report.json").read_text())
+        report = json.loads(report_file.read_text())
+        target.unlink()
+        report_file.unlink()
+        return report["rows"] / report["seconds"], peak
+
+    def batch(self, best):
+        # Fewer rows with the slower instructions.
+        (rate, peak), (limited, _) = self.process(ROWS, {}), self.process(ROWS // 5, LIMITED)
         return [
-            figure(f"`kivu batch`, JSON Lines with {ROWS:,} rows", report["rows"] / report["seconds"], best, "texts/s", "plain ONNX Runtime, best schedule"),
+            figure(f"`kivu batch`, JSON Lines with {ROWS:,} rows", rate, best, "texts/s", "plain ONNX Runtime, best schedule", limited),
             figure("peak memory of `kivu batch`", peak, None, "MB", None),
             figure("reading and writing a row", self.lab("rows"), None, "µs", None),
         ]
@@ -177,28 +192,38 @@ class Measurement:
         rate, table = map(statistics.median, zip(*pairs))
         return figure("static embeddings of 12 words, `kivu batch` with JSON Lines, one thread for the model", rate, table, "texts/s", "the `tokenizers` crate and the means of the table's rows")
 
-    def figures(self):
-        product = self.bench(self.minilm)
-        throughput, latency = product["throughput, 32 texts, 4 clients"], product["one short text, median"]
-        quality = tomllib.loads((self.minilm / "manifest.toml").read_text())["weights"]["quality"]
-        best = throughput["baseline"]
-        yield figure("mean cosine similarity to fp32", quality["mean_cosine"], None, "", None)
-        yield figure("worst cosine similarity to fp32", quality["worst_cosine"], None, "", None)
-        yield figure("32 texts of mixed length per request, 4 clients, tokenization included", throughput["value"], best, "texts/s", "plain ONNX Runtime, best schedule")
-        yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.baseline, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")
-        yield figure("one short text over HTTP, median", latency["value"], latency["baseline"], "ms", "plain ONNX Runtime")
-        with Server(self.kivu, self.minilm, self.bundles / "zero-shot") as server:
+    def served(self, variables):
+        """Latencies of a server with two models, and its memory."""
+        with Server(self.kivu, variables, self.minilm, self.bundles / "zero-shot") as server:
             ids = [token["id"] for token in server.post("/tokenize", {"inputs": SHORT})[0]]
-            yield self.latency("the same over KServe v2 with binary tensors", server, [tensors(ids)], "plain ONNX Runtime")
             words = sorted({word for word in re.findall(r"[^\W\d_]+", SENTENCES.read_text()) if len(word) > 3})
             groups = [words[at : at + LABELS] for at in range(0, len(words) - LABELS, LABELS)]
             zero_shot = [as_json("/models/zero-shot", {"inputs": SHORT, "parameters": {"candidate_labels": labels}}) for labels in groups]
             against = f"{LABELS} runs of plain ONNX Runtime"
-            yield self.latency(f"zero-shot, {LABELS} labels, all in the cache", server, zero_shot[:1], against, LABELS)
-            # More labels than the cache holds.
-            yield self.latency(f"zero-shot, {LABELS} labels, none in the cache", server, zero_shot, against, LABELS)
-            memory = server.resident_mb()
-        yield self.cold_start(product["start to first response, median"]["value"])
+            figures = [
+                self.latency("the same over KServe v2 with binary tensors", server, [tensors(ids)], "plain ONNX Runtime"),
+                self.latency(f"zero-shot, {LABELS} labels, all in the cache", server, zero_shot[:1], against, LABELS),
+                # More labels than the cache holds.
+                self.latency(f"zero-shot, {LABELS} labels, none in the cache", server, zero_shot, against, LABELS),
+            ]
+            return figures, server.resident_mb()
+
+    def figures(self):
+        product, limited = self.bench(self.minilm, {}), self.bench(self.minilm, LIMITED)
+        throughput, latency, start = "throughput, 32 texts, 4 clients", "one short text, median", "start to first response, median"
+        quality = tomllib.loads((self.minilm / "manifest.toml").read_text())["weights"]["quality"]
+        best = product[throughput]["baseline"]
+        yield figure("mean cosine similarity to fp32", quality["mean_cosine"], None, "", None)
+        yield figure("worst cosine similarity to fp32", quality["worst_cosine"], None, "", None)
+        name = "32 texts of mixed length per request, 4 clients, tokenization included"
+        yield figure(name, product[throughput]["value"], best, "texts/s", "plain ONNX Runtime, best schedule", limited[throughput]["value"])
+        yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.baseline, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")
+        found = product[latency]
+        yield figure("one short text over HTTP, median", found["value"], found["baseline"], "ms", "plain ONNX Runtime", limited[latency]["value"])
+        (served, memory), (limited_served, _) = self.served({}), self.served(LIMITED)
+        for found, other in zip(served, limited_served):
+            yield found | {"on_lambda": other["value"]}
+        yield self.cold_start(product[start]["value"], limited[start]["value"])
         yield from self.batch(best)
         yield self.static()
         yield figure("resident memory, serving two models with the same weights", memory, None, "MB", None)
@@ -219,7 +244,7 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measurement = Measurement(arguments, pathlib.Path(folder))
-        found = {"figures": list(measurement.figures()), "precisions": list(measurement.precisions())}
+        found = {"on_lambda": ON_LAMBDA, "figures": list(measurement.figures()), "precisions": list(measurement.precisions())}
     arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -100,15 +100,18 @@ def number(value, unit):
     return f"{value:.{decimals}f} {unit}".strip()
 
 
-def table(figures):
-    lines = ["| measurement | Kivu | baseline | ratio |", "|---|---|---|---|"]
+def table(figures, on_lambda=None):
+    """With a column for the instructions `on_lambda`, if any."""
+    columns = ["measurement", "Kivu", *([f"with `{on_lambda}`"] if on_lambda else []), "baseline", "ratio"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for figure in figures:
         value, baseline, unit = figure["value"], figure["baseline"], figure["unit"]
-        against, ratio = "", ""
+        limited, against, ratio = figure.get("on_lambda"), "", ""
         if baseline is not None:
             against = f"{number(baseline, unit)}: {figure['against']}"
             ratio = f"{value / baseline:.{1 if value / baseline >= 2 else 2}f} ×"
-        lines.append(f"| {figure['name']} | {number(value, unit)} | {against} | {ratio} |")
+        limited = [number(limited, unit) if limited is not None else ""] if on_lambda else []
+        lines.append(f"| {' | '.join([figure['name'], number(value, unit), *limited, against, ratio])} |")
     return "\n".join(lines)
 
 
@@ -122,9 +125,10 @@ def main():
         cold_start(figures, folder / "cold-start.svg")
         quality(found["precisions"], folder / "quality.svg")
     text = page.read_text()
-    for name, figures in (("bench", found["figures"]), ("search", json.loads(search.read_text())["figures"])):
+    tables = {"bench": table(found["figures"], found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
+    for name, lines in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(marked, lambda marks: f"{marks[1]}{table(figures)}\n{marks[2]}", text, flags=re.DOTALL)
+        text = re.sub(marked, lambda marks: f"{marks[1]}{lines}\n{marks[2]}", text, flags=re.DOTALL)
     page.write_text(text)
 
 
