@@ -68,54 +68,44 @@ impl KernelFn for Product<'_> {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
         let Self { input, layer, panels, scratch, out } = self;
-        multiply(kernel, input, (layer, panels), scratch, out);
-    }
-}
-
-#[inline(always)]
-fn multiply<K: Kernel>(
-    kernel: K,
-    input: &[f32],
-    (layer, panels): (&Linear, Range<usize>),
-    scratch: &mut Quantized,
-    out: &mut [f32],
-) {
-    const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
-    quantize(kernel, input, layer, scratch);
-    let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
-    let width = panels.len() * LANES;
-    let Quantized { ranges, activations, part, .. } = scratch;
-    let Part { sums, totals } = &mut **part;
-    // All rows are multiplied by a pair of panels before the next pair, and many rows by a block of it before the next
-    // block, so that weights are read once.
-    for left in panels.clone().step_by(2) {
-        // The last panel has no partner if their number is odd.
-        let right = (left + 1).min(panels.end - 1);
-        let columns = (left - panels.start) * LANES..(right + 1 - panels.start) * LANES;
-        for (part, out) in out.chunks_mut(MAX_TILE_ROWS * width).enumerate() {
-            let totals = &mut totals[..out.len() / width];
-            for block in 0..blocks {
-                let places = [left * blocks + block, right * blocks + block];
-                let mut tile = ScaledTile {
-                    rows: &[],
-                    ranges: &[],
-                    panels: [weights(layer, places[0]), weights(layer, places[1])],
-                    scales: [layer.scales[places[0]], layer.scales[places[1]]],
-                    column_sums: [
-                        column_sums(kernel, layer, places[0]),
-                        column_sums(kernel, layer, places[1]),
-                    ],
-                    bias: (block == 0).then(|| [layer.bias[left], layer.bias[right]]),
-                };
-                for (index, totals) in totals.chunks_mut(K::TILE_ROWS).enumerate() {
-                    let start = (part * MAX_TILE_ROWS + index * K::TILE_ROWS) * blocks + block * totals.len();
-                    tile.ranges = &ranges[start..start + totals.len()];
-                    tile.rows = &activations[start * size..(start + totals.len()) * size];
-                    kernel.add_tile(&tile, &mut sums[..totals.len()], totals);
+        const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
+        quantize(kernel, input, layer, scratch);
+        let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
+        let width = panels.len() * LANES;
+        let Quantized { ranges, activations, part, .. } = scratch;
+        let Part { sums, totals } = &mut **part;
+        // All rows are multiplied by a pair of panels before the next pair, and many rows by a block of it before the
+        // next block, so that weights are read once.
+        for left in panels.clone().step_by(2) {
+            // The last panel has no partner if their number is odd.
+            let right = (left + 1).min(panels.end - 1);
+            let columns = (left - panels.start) * LANES..(right + 1 - panels.start) * LANES;
+            for (part, out) in out.chunks_mut(MAX_TILE_ROWS * width).enumerate() {
+                let totals = &mut totals[..out.len() / width];
+                for block in 0..blocks {
+                    let places = [left * blocks + block, right * blocks + block];
+                    let mut tile = ScaledTile {
+                        rows: &[],
+                        ranges: &[],
+                        panels: [weights(layer, places[0]), weights(layer, places[1])],
+                        scales: [layer.scales[places[0]], layer.scales[places[1]]],
+                        column_sums: [
+                            column_sums(kernel, layer, places[0]),
+                            column_sums(kernel, layer, places[1]),
+                        ],
+                        bias: (block == 0).then(|| [layer.bias[left], layer.bias[right]]),
+                    };
+                    for (index, totals) in totals.chunks_mut(K::TILE_ROWS).enumerate() {
+                        let start =
+                            (part * MAX_TILE_ROWS + index * K::TILE_ROWS) * blocks + block * totals.len();
+                        tile.ranges = &ranges[start..start + totals.len()];
+                        tile.rows = &activations[start * size..(start + totals.len()) * size];
+                        kernel.add_tile(&tile, &mut sums[..totals.len()], totals);
+                    }
                 }
-            }
-            for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
-                finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
+                for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
+                    finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
+                }
             }
         }
     }

@@ -18,7 +18,7 @@
 //!
 //! # Small pairs
 //! `vpmaddubsw` multiplies bytes and adds two products each in 16 bits, with saturation. It is exact for all activations
-//! if the weights for inputs 0 and 1 of a block, and those for inputs 2 and 3, have a sum of at most 128 in magnitude:
+//! if a block's weights for inputs 0 and 1, and those for inputs 2 and 3, add up to at most 128 in magnitude:
 //! 128 × 255 fits into 16 bits. [Rounding](crate::rounding) to sample inputs yields such weights; for others, the kernel
 //! for AVX2 widens them.
 //!
@@ -67,7 +67,7 @@ pub type Lanes = [f32; LANES];
 pub type Sums = [i32; LANES];
 /// Weights for four inputs and 16 columns.
 pub type Block = [[i8; GROUP]; LANES];
-/// Maximum magnitude of the sum of two weights that are a [small pair](self#small-pairs).
+/// Maximum magnitude of a [small pair](self#small-pairs)'s sum.
 pub const MAX_PAIR_SUM: i16 = i16::MAX / u8::MAX as i16;
 /// Inputs per block.
 pub const GROUP: usize = 4;
