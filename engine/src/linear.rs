@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::{
     kernel::{
-        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, ScaledTile,
-        Sums, row_size,
+        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, RowsMut,
+        ScaledTile, Sums, row_size,
     },
     math::{activate, largest, smallest, sum},
     program::{Activation, Dense, InputScaling, Linear},
@@ -82,29 +82,32 @@ impl KernelFn for Product<'_> {
             let columns = (left - panels.start) * LANES..(right + 1 - panels.start) * LANES;
             for (part, out) in out.chunks_mut(MAX_TILE_ROWS * width).enumerate() {
                 let totals = &mut totals[..out.len() / width];
+                let is_written_later = layer.activation.is_some() || left == right;
                 for block in 0..blocks {
                     let places = [left * blocks + block, right * blocks + block];
                     let mut tile = ScaledTile {
                         rows: &[],
                         ranges: &[],
                         panels: [weights(layer, places[0]), weights(layer, places[1])],
-                        scales: [layer.scales[places[0]], layer.scales[places[1]]],
-                        column_sums: [
-                            column_sums(kernel, layer, places[0]),
-                            column_sums(kernel, layer, places[1]),
-                        ],
-                        bias: (block == 0).then(|| [layer.bias[left], layer.bias[right]]),
+                        scales: [&layer.scales[places[0]], &layer.scales[places[1]]],
+                        bias: (block == 0).then(|| [&layer.bias[left], &layer.bias[right]]),
                     };
                     for (index, totals) in totals.chunks_mut(K::TILE_ROWS).enumerate() {
-                        let start =
-                            (part * MAX_TILE_ROWS + index * K::TILE_ROWS) * blocks + block * totals.len();
+                        let first = index * K::TILE_ROWS;
+                        let start = (part * MAX_TILE_ROWS + first) * blocks + block * totals.len();
                         tile.ranges = &ranges[start..start + totals.len()];
                         tile.rows = &activations[start * size..(start + totals.len()) * size];
-                        kernel.add_tile(&tile, &mut sums[..totals.len()], totals);
+                        let out = (block + 1 == blocks && !is_written_later).then(|| RowsMut {
+                            values: &mut out[first * width + columns.start..],
+                            stride: width,
+                        });
+                        kernel.add_tile(&tile, &mut sums[..totals.len()], totals, out);
                     }
                 }
-                for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
-                    finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
+                if is_written_later {
+                    for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
+                        finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
+                    }
                 }
             }
         }
@@ -119,17 +122,6 @@ fn weights(layer: &Linear, place: usize) -> Panel<'_> {
         blocks: &layer.panels.blocks()[place * depth..(place + 1) * depth],
         column_sums: &layer.sums[place],
     }
-}
-
-/// A block's column sums, times their scales.
-#[inline(always)]
-fn column_sums<K: Kernel>(kernel: K, layer: &Linear, place: usize) -> Lanes {
-    let mut scaled = [0.0; LANES];
-    kernel.store(
-        kernel.mul(kernel.load_i32(&layer.sums[place]), kernel.load(&layer.scales[place])),
-        &mut scaled,
-    );
-    scaled
 }
 
 /// Applies the activation function, and writes as many outputs as `out` has.

@@ -14,28 +14,34 @@ pub(crate) fn lanes(random: &mut fastrand::Rng, count: usize) -> Vec<[f32; LANES
     numbers(random, count).as_chunks().0.to_vec()
 }
 
+/// A layer as the compiler fits them: in blocks, with small pairs.
 pub(crate) fn linear(
     random: &mut fastrand::Rng,
     [inputs, outputs]: [usize; 2],
     activation: Option<Activation>,
 ) -> Linear {
     let panels = outputs / LANES;
-    let block = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-127..=127))) };
-    let weights: Vec<Block> = (0..panels * inputs / GROUP).map(block).collect();
+    let blocks = match inputs {
+        ..=512 => 2,
+        513..=2048 => 4,
+        _ => 8,
+    };
+    let group = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-64..=64))) };
+    let weights: Vec<Block> = (0..panels * inputs / GROUP).map(group).collect();
     let sum =
         |weights: &[Block], lane: usize| weights.iter().flat_map(|block| block[lane]).map(i32::from).sum();
     let sums: Vec<[i32; LANES]> = weights
-        .chunks_exact(inputs / GROUP)
+        .chunks_exact(inputs / blocks / GROUP)
         .map(|weights| std::array::from_fn(|lane| sum(weights, lane)))
         .collect();
     Linear {
         name: "layer".to_owned(),
         inputs,
-        block: inputs,
+        block: inputs / blocks,
         outputs,
         scaling: None,
         panels: weights.into(),
-        scales: vec![[0.0005; LANES]; panels].into(),
+        scales: vec![[0.001; LANES]; panels * blocks].into(),
         sums: sums.into(),
         bias: lanes(random, outputs).into(),
         activation,

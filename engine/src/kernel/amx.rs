@@ -12,8 +12,8 @@ use std::{
 };
 
 use super::{
-    Avx512Vnni, Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows,
-    ScaledTile, Sums, add_sums, assert_tile, avx512, part, row_size, with_row_count,
+    Avx512Vnni, Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, RowsMut,
+    ScaledTile, Sums, Totals, assert_tile, avx512, part, row_size, with_row_count,
 };
 
 /// AMX with 8-bit products, and AVX-512 with VNNI.
@@ -173,13 +173,19 @@ impl Kernel for AmxInt8 {
     }
 
     #[inline(always)]
-    fn add_tile(self, tile: &ScaledTile<'_>, sums: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
+    fn add_tile(
+        self,
+        tile: &ScaledTile<'_>,
+        sums: &mut [[Sums; 2]],
+        totals: &mut [[Lanes; 2]],
+        out: Option<RowsMut<'_>>,
+    ) {
         assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
         if is_whole(tile.panels[0].blocks) {
             self.tile(tile.rows, tile.panels, sums);
-            add_sums(self, tile, sums, totals);
+            Totals::new(self, tile, totals, out).add_all(sums);
         } else {
-            self.add_narrow_tile(tile, totals);
+            self.add_narrow_tile(tile, totals, out);
         }
     }
 }
@@ -192,16 +198,20 @@ fn is_whole(blocks: &[Block]) -> bool {
 
 impl AmxInt8 {
     /// [`Kernel::add_tile`] without matrix registers.
-    fn add_narrow_tile(self, tile: &ScaledTile<'_>, totals: &mut [[Lanes; 2]]) {
+    fn add_narrow_tile(self, tile: &ScaledTile<'_>, totals: &mut [[Lanes; 2]], mut out: Option<RowsMut<'_>>) {
         assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
         let size = row_size::<Self>(tile.panels[0].blocks.len() * GROUP);
         let part = part(totals.len(), MAX_ROWS);
         let parts = tile.rows.chunks(part * size).zip(tile.ranges.chunks(part));
-        for ((rows, ranges), totals) in parts.zip(totals.chunks_mut(part)) {
+        for (index, ((rows, ranges), totals)) in parts.zip(totals.chunks_mut(part)).enumerate() {
             let tile = ScaledTile { rows, ranges, ..*tile };
+            let out = out.as_mut().map(|RowsMut { values, stride }| RowsMut {
+                values: &mut values[index * part * *stride..],
+                stride: *stride,
+            });
             // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
             with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-                avx512::add_tile::<R>(&tile, size, totals);
+                avx512::add_tile::<R>(self, (&tile, size), totals, out);
             });
         }
     }

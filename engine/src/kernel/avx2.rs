@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 
 use self::madd::Madd;
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, Sums, assert_product, assert_tile,
-    intrinsics, part, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
+    assert_product, assert_tile, intrinsics, part, with_row_count,
 };
 
 /// AVX2 and FMA, with integer products by the instructions `I`.
@@ -54,6 +54,22 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     /// The processor has the instructions. `rows` has as many rows as `out`, each with one activation per input in
     /// `blocks`.
     unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]);
+
+    /// As [`Kernel::add_tile`].
+    ///
+    /// # Safety
+    /// The processor has the instructions. The tile's rows have one activation per input.
+    #[inline(always)]
+    unsafe fn add_tile(
+        kernel: Bits256<Self>,
+        tile: &ScaledTile<'_>,
+        sums: &mut [[Sums; 2]],
+        totals: &mut [[Lanes; 2]],
+        out: Option<RowsMut<'_>>,
+    ) {
+        kernel.tile(tile.rows, tile.panels, sums);
+        Totals::new(kernel, tile, totals, out).add_all(sums);
+    }
 }
 
 /// Rows per register tile. Their sums occupy 12 of the 16 registers.
@@ -152,6 +168,19 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         }
     }
 
+    #[inline(always)]
+    fn add_tile(
+        self,
+        tile: &ScaledTile<'_>,
+        sums: &mut [[Sums; 2]],
+        totals: &mut [[Lanes; 2]],
+        out: Option<RowsMut<'_>>,
+    ) {
+        assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
+        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
+        unsafe { I::add_tile(self, tile, sums, totals, out) };
+    }
+
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         assert_product(depth, a, b, out.len());
         let part = part(out.len(), REGISTER_ROWS);
@@ -244,7 +273,7 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
 /// products to eight sums.
 macro_rules! byte_products {
     (
-        $(#[$attribute:meta])* $visibility:vis $name:ident, $features:literal, $detected:expr, $rows:expr,
+        $(#[$attribute:meta])* $visibility:vis $name:ident, $features:literal, $detected:expr, [$($number:literal)*],
         |$sums:ident, $group:ident, $weights:ident| $added:expr
     ) => {
         $(#[$attribute])*
@@ -252,13 +281,20 @@ macro_rules! byte_products {
         $visibility struct $name(());
 
         impl $name {
-            /// Multiplies `R` rows by panel `n`.
+            /// Rows per register tile.
+            const ROWS: usize = [$($number),*].len();
+
+            /// Multiplies `R` rows by a panel, and calls `finish` with the sums, in registers.
             ///
             /// # Safety
             /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in
             /// `blocks`.
             #[target_feature(enable = $features)]
-            unsafe fn multiply<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+            unsafe fn multiply<const R: usize>(
+                rows: &[u8],
+                blocks: &[Block],
+                finish: impl FnOnce(&[[__m256i; 2]; R]),
+            ) {
                 let mut sums = [[_mm256_setzero_si256(); 2]; R];
                 let rows: [*const u8; R] =
                     std::array::from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
@@ -277,7 +313,32 @@ macro_rules! byte_products {
                         }
                     }
                 }
-                store(&sums, n, out);
+                finish(&sums);
+            }
+
+            /// Multiplies `R` rows by panel `n`, and adds the results to the totals from row `first` on.
+            ///
+            /// # Safety
+            /// The tile has the rows, and the panel; otherwise as for `multiply`.
+            #[target_feature(enable = $features)]
+            unsafe fn add_panel<const R: usize>(
+                totals: &Totals<'_, Bits256<Self>>,
+                tile: &ScaledTile<'_>,
+                (first, n): (usize, usize),
+            ) {
+                let blocks = tile.panels[n].blocks;
+                let rows = &tile.rows[first * blocks.len() * GROUP..];
+                let Some(ranges) = tile.ranges[first..].first_chunk::<R>() else { unreachable!("a range per row") };
+                let add = |sums: &[[__m256i; 2]; R]| {
+                    let scales = totals.scales(n);
+                    for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
+                        let sums = [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])];
+                        // SAFETY: per this function's contract.
+                        unsafe { totals.add((first + row, n), scales, range, sums) };
+                    }
+                };
+                // SAFETY: per this function's contract.
+                unsafe { Self::multiply::<R>(rows, blocks, add) };
             }
         }
 
@@ -301,11 +362,34 @@ macro_rules! byte_products {
 
             #[target_feature(enable = $features)]
             unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
-                let part = part(out.len(), $rows);
+                let part = part(out.len(), Self::ROWS);
                 for (i, out) in out.chunks_mut(part).enumerate() {
                     let rows = &rows[i * part * blocks.len() * GROUP..];
                     // SAFETY: per this function's contract.
-                    with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { Self::multiply::<R>(rows, blocks, n, out) });
+                    with_row_count!(out, R in $($number)* => unsafe {
+                        Self::multiply::<R>(rows, blocks, |sums| store(sums, n, out));
+                    });
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn add_tile(
+                kernel: Bits256<Self>,
+                tile: &ScaledTile<'_>,
+                _: &mut [[Sums; 2]],
+                totals: &mut [[Lanes; 2]],
+                out: Option<RowsMut<'_>>,
+            ) {
+                let part = part(totals.len(), Self::ROWS);
+                let totals = Totals::new(kernel, tile, totals, out);
+                for n in 0..2 {
+                    for first in (0..tile.ranges.len()).step_by(part) {
+                        // SAFETY: per this function's contract. The constructor has asserted the number of ranges.
+                        match part.min(tile.ranges.len() - first) {
+                            $($number => unsafe { Self::add_panel::<$number>(&totals, tile, (first, n)) },)*
+                            rows => unreachable!("{rows} rows in a tile"),
+                        }
+                    }
                 }
             }
         }
@@ -314,7 +398,7 @@ macro_rules! byte_products {
 
 byte_products! {
     /// Products by `vpdpbusd`.
-    pub Vnni, "avx2,fma,avxvnni", is_x86_feature_detected!("avxvnni"), REGISTER_ROWS,
+    pub Vnni, "avx2,fma,avxvnni", is_x86_feature_detected!("avxvnni"), [1 2 3 4 5 6],
     |sums, group, weights| _mm256_dpbusd_avx_epi32(*sums, group, weights)
 }
 
@@ -323,7 +407,7 @@ byte_products! {
     ///
     /// With more than four rows, compilers calculate their addresses in the loop, on ports that Intel's processors need
     /// for the products.
-    Maddubs, "avx2,fma", true, 4,
+    Maddubs, "avx2,fma", true, [1 2 3 4],
     |sums, group, weights| {
         let pairs = _mm256_maddubs_epi16(group, weights);
         _mm256_add_epi32(*sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))

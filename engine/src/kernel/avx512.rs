@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, ScaledTile, Sums, assert_product, assert_tile,
-    intrinsics, row_size, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
+    assert_product, assert_tile, intrinsics, row_size, with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -79,12 +79,19 @@ impl Kernel for Avx512Vnni {
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>((rows, size), left, right, out) });
     }
 
-    fn add_tile(self, tile: &ScaledTile<'_>, _: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
+    fn add_tile(
+        self,
+        tile: &ScaledTile<'_>,
+        _: &mut [[Sums; 2]],
+        totals: &mut [[Lanes; 2]],
+        out: Option<RowsMut<'_>>,
+    ) {
         assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
-        assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
         let size = row_size::<Self>(tile.panels[0].blocks.len() * GROUP);
         // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { add_tile::<R>(tile, size, totals) });
+        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
+            add_tile::<R>(self, (tile, size), totals, out);
+        });
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
@@ -154,29 +161,22 @@ pub(super) unsafe fn tile<const R: usize>(
 }
 
 /// # Safety
-/// The tile has `R` rows of `size` bytes, each with one activation per input in the panels, and a range per row.
+/// The tile has `R` rows of `size` bytes, each with one activation per input in the panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn add_tile<const R: usize>(
-    tile: &ScaledTile<'_>,
-    size: usize,
+    kernel: impl Kernel<F32x16 = __m512>,
+    (tile, size): (&ScaledTile<'_>, usize),
     totals: &mut [[Lanes; 2]; R],
+    out: Option<RowsMut<'_>>,
 ) {
+    let totals = Totals::new(kernel, tile, totals, out);
     let Some(ranges) = tile.ranges.first_chunk::<R>() else { unreachable!("a range per row") };
     let add = |sums: &[[__m512i; 2]; R]| {
-        // SAFETY: `Lanes` is 64 bytes long, as is a register.
-        let load = |lanes: &Lanes| unsafe { _mm512_loadu_ps(lanes.as_ptr()) };
-        for half in 0..2 {
-            let (scales, column_sums) = (load(&tile.scales[half]), load(&tile.column_sums[half]));
-            for ((sums, range), totals) in sums.iter().zip(ranges).zip(&mut *totals) {
-                let before = match &tile.bias {
-                    Some(bias) => load(&bias[half]),
-                    None => load(&totals[half]),
-                };
-                let base = _mm512_fmadd_ps(_mm512_set1_ps(range.least), column_sums, before);
-                let scale = _mm512_mul_ps(_mm512_set1_ps(range.scale), scales);
-                let total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[half]), scale, base);
-                // SAFETY: `Lanes` is 64 bytes long, as is a register.
-                unsafe { _mm512_storeu_ps(totals[half].as_mut_ptr(), total) };
+        let scales = [totals.scales(0), totals.scales(1)];
+        for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
+            for n in 0..2 {
+                // SAFETY: the tile has a range per row.
+                unsafe { totals.add((row, n), scales[n], range, _mm512_cvtepi32_ps(sums[n])) };
             }
         }
     };

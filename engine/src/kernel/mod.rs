@@ -43,6 +43,7 @@ mod plain;
 mod simd128;
 #[cfg(test)]
 mod tests;
+mod totals;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use amx::AmxInt8;
@@ -58,6 +59,8 @@ pub use plain::Plain;
 pub use simd128::Simd128;
 #[cfg(target_feature = "relaxed-simd")]
 pub use simd128::{RelaxedDot, RelaxedMadd};
+
+use self::totals::Totals;
 
 /// `f32` lanes per kernel, and columns per panel.
 pub const LANES: usize = 16;
@@ -106,11 +109,9 @@ pub struct ScaledTile<'a> {
     /// The weights.
     pub panels: [Panel<'a>; 2],
     /// A scale per column.
-    pub scales: [Lanes; 2],
-    /// The panels' column sums, times these scales.
-    pub column_sums: [Lanes; 2],
+    pub scales: [&'a Lanes; 2],
     /// What the products are added to, the same for all rows; `None` for the earlier totals.
-    pub bias: Option<[Lanes; 2]>,
+    pub bias: Option<[&'a Lanes; 2]>,
 }
 
 /// Matrix rows, `stride` values apart.
@@ -118,6 +119,15 @@ pub struct ScaledTile<'a> {
 pub struct Rows<'a> {
     /// At least from the first row's first value to the last row's last value.
     pub values: &'a [f32],
+    /// Distance between row starts, in values.
+    pub stride: usize,
+}
+
+/// As [`Rows`], for results.
+#[derive(Debug)]
+pub struct RowsMut<'a> {
+    /// At least from the first row's first value to the last row's last value.
+    pub values: &'a mut [f32],
     /// Distance between row starts, in values.
     pub stride: usize,
 }
@@ -228,16 +238,23 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]);
 
     /// Multiplies rows by panels as [`tile`](Self::tile) does, and adds the products of the numbers that the integers
-    /// stand for to `totals`: per column `least × column sum`, then `(row scale × scale) × integer sum`, each with one
-    /// rounding after the factors in brackets. `sums` is scratch memory.
+    /// stand for to `totals`: per column `least × (column sum × scale)`, then `(row scale × scale) × integer sum`, each
+    /// with one rounding after the factors in brackets. The results replace `totals`, or are written to `out` if there
+    /// is one. `sums` is scratch memory.
     ///
     /// # Panics
-    /// Unless there are as many totals and sums as ranges, and the tile's parts fit as for [`tile`](Self::tile).
+    /// Unless there are as many totals and sums as ranges, `out` has as many rows with 32 values, and the tile's parts
+    /// fit as for [`tile`](Self::tile).
     #[inline(always)]
-    fn add_tile(self, tile: &ScaledTile<'_>, sums: &mut [[Sums; 2]], totals: &mut [[Lanes; 2]]) {
-        assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
+    fn add_tile(
+        self,
+        tile: &ScaledTile<'_>,
+        sums: &mut [[Sums; 2]],
+        totals: &mut [[Lanes; 2]],
+        out: Option<RowsMut<'_>>,
+    ) {
         self.tile(tile.rows, tile.panels, sums);
-        add_sums(self, tile, sums, totals);
+        Totals::new(self, tile, totals, out).add_all(sums);
     }
 
     /// Multiplies one to [`MAX_ROWS`] rows, as many as `out` has, with `depth` values each, by 32 columns.
@@ -245,22 +262,6 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     /// # Panics
     /// Unless `a` has as many rows with `depth` values, and `b` has `depth` rows with 32 values.
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]);
-}
-
-/// The second part of [`Kernel::add_tile`].
-#[inline(always)]
-fn add_sums<K: Kernel>(kernel: K, tile: &ScaledTile<'_>, sums: &[[Sums; 2]], totals: &mut [[Lanes; 2]]) {
-    let scales = [kernel.load(&tile.scales[0]), kernel.load(&tile.scales[1])];
-    let column_sums = [kernel.load(&tile.column_sums[0]), kernel.load(&tile.column_sums[1])];
-    for ((range, sums), totals) in tile.ranges.iter().zip(sums).zip(totals) {
-        let before = tile.bias.as_ref().unwrap_or(&*totals);
-        let before = [kernel.load(&before[0]), kernel.load(&before[1])];
-        for half in 0..2 {
-            let base = kernel.mul_add(kernel.splat(range.least), column_sums[half], before[half]);
-            let scale = kernel.mul(kernel.splat(range.scale), scales[half]);
-            kernel.store(kernel.mul_add(kernel.load_i32(&sums[half]), scale, base), &mut totals[half]);
-        }
-    }
 }
 
 /// Implements methods by intrinsics.

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::{
-    Block, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_PAIR_SUM, MAX_ROWS, MAX_TILE_ROWS,
-    Panel, Plain, RowRange, Rows, ScaledTile, Sums, row_size,
+    Block, COLUMNS, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_PAIR_SUM, MAX_ROWS,
+    MAX_TILE_ROWS, Panel, Plain, RowRange, Rows, RowsMut, ScaledTile, Sums, row_size,
 };
 
 /// A function's results for each kernel, the reference last.
@@ -157,25 +157,25 @@ impl KernelFn for Tile {
     }
 }
 
-/// A tile of weights with small pairs.
-#[derive(Clone, Debug)]
-struct SmallPairs(Tile);
-
-impl SmallPairs {
+impl Tile {
     /// Makes the second weight of each large pair smaller.
-    fn new(mut tile: Tile) -> Self {
-        for pair in tile.panels.iter_mut().flatten().flatten().flat_map(|group| group.as_chunks_mut().0) {
+    fn with_small_pairs(mut self) -> Self {
+        for pair in self.panels.iter_mut().flatten().flatten().flat_map(|group| group.as_chunks_mut().0) {
             let [left, right]: &mut [i8; 2] = pair;
             let wide = i16::from(*right);
             let limit = |sum: i16| (sum - i16::from(*left)).clamp(-128, 127);
             *right = wide.clamp(limit(-MAX_PAIR_SUM), limit(MAX_PAIR_SUM)) as i8;
         }
-        Self(tile)
+        self
     }
 }
 
-impl KernelFn for SmallPairs {
-    type Output = Vec<[Sums; 2]>;
+/// A function of weights with small pairs.
+#[derive(Clone, Debug)]
+struct SmallPairs<F>(F);
+
+impl<F: KernelFn> KernelFn for SmallPairs<F> {
+    type Output = F::Output;
 
     fn call<K: Kernel>(self, kernel: K) -> Self::Output {
         kernel.call_for_small_pairs(self.0)
@@ -188,17 +188,19 @@ struct Scaled {
     tile: Tile,
     ranges: Vec<RowRange>,
     scales: [Lanes; 2],
-    column_sums: [Lanes; 2],
     bias: [Lanes; 2],
+    /// Distance between rows in an output, in values.
+    stride: usize,
 }
 
 impl Scaled {
     fn new(tile: Tile, numbers: &mut Numbers) -> Self {
         let mut lanes = || [numbers.lanes(), numbers.lanes()];
-        let (scales, column_sums, bias) = (lanes(), lanes(), lanes());
+        let (scales, bias) = (lanes(), lanes());
         let range = |_| RowRange { scale: numbers.floats(1, 20)[0], least: numbers.floats(1, 20)[0] };
         let ranges = (0..tile.row_count).map(range).collect();
-        Self { tile, ranges, scales, column_sums, bias }
+        let stride = COLUMNS + numbers.bytes(1)[0] as usize % 20;
+        Self { tile, ranges, scales, bias, stride }
     }
 }
 
@@ -206,19 +208,24 @@ impl KernelFn for Scaled {
     type Output = Vec<u32>;
 
     fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
-        let Self { tile, ranges, scales, column_sums, bias } = &self;
+        let Self { tile, ranges, scales: [left, right], bias, stride } = &self;
         let mut totals = vec![[[f32::NAN; LANES]; 2]; tile.row_count];
         let mut sums = vec![[[0; LANES]; 2]; tile.row_count];
-        for bias in [Some(*bias), None] {
+        let mut values = vec![0.0; tile.row_count * stride];
+        let bias = Some([&bias[0], &bias[1]]);
+        for (bias, is_last) in [(bias, false), (None, false), (None, true)] {
             tile.each_tile(kernel, |rows, range, panels| {
                 // The last tile gets all remaining ranges, so that ranges that do not fit are refused.
                 let end = if range.end == tile.row_count { ranges.len() } else { range.end };
-                let (scales, column_sums, ranges) = (*scales, *column_sums, &ranges[range.start..end]);
-                let tile = ScaledTile { rows, ranges, panels, scales, column_sums, bias };
-                kernel.add_tile(&tile, &mut sums[range.clone()], &mut totals[range]);
+                let (scales, ranges) = ([left, right], &ranges[range.start..end]);
+                let tile = ScaledTile { rows, ranges, panels, scales, bias };
+                let values = &mut values[range.start * stride..];
+                let out = is_last.then_some(RowsMut { values, stride: *stride });
+                kernel.add_tile(&tile, &mut sums[range.clone()], &mut totals[range], out);
             });
         }
-        bits(totals.as_flattened().as_flattened())
+        values.extend_from_slice(totals.as_flattened().as_flattened());
+        bits(&values)
     }
 }
 
@@ -348,14 +355,15 @@ proptest! {
 
     #[test]
     fn tiles_of_small_pairs_are_exact(tile in tile()) {
-        let tile = SmallPairs::new(tile);
-        prop_assert_eq!(Plain.call(tile.clone()), tile.0.expected());
-        assert_equal(&tile);
+        let tile = tile.with_small_pairs();
+        prop_assert_eq!(Plain.call(tile.clone()), tile.expected());
+        assert_equal(&SmallPairs(tile));
     }
 
     #[test]
     fn added_tiles_have_the_bits_of_the_reference(tile in tile(), seed in any::<u64>()) {
-        assert_equal(&Scaled::new(tile, &mut Numbers::new(seed)));
+        assert_equal(&Scaled::new(tile.clone(), &mut Numbers::new(seed)));
+        assert_equal(&SmallPairs(Scaled::new(tile.with_small_pairs(), &mut Numbers::new(seed))));
     }
 
     #[test]
@@ -447,6 +455,7 @@ fn arguments_that_do_not_fit_are_refused() {
     for ranges in [vec![], scaled.ranges[..1].to_vec(), scaled.ranges.repeat(2)] {
         assert_panics(&Scaled { ranges, ..scaled.clone() });
     }
+    assert_panics(&Scaled { stride: COLUMNS - 1, ..scaled });
     let product =
         Product { depth: 3, a: vec![0.0; 8], a_stride: 5, b: vec![0.0; 98], b_stride: 33, row_count: 2 };
     assert_equal(&product);
