@@ -150,23 +150,21 @@ impl Head {
             let mut inverse = [0.0; MAX_ROWS];
             // Whole lanes beyond the last key would add nothing.
             let used = (to - from).div_ceil(LANES);
-            for (inverse, scores) in inverse.iter_mut().zip(scores.chunks_exact_mut(padded)) {
-                *inverse = softmax(kernel, &mut scores.as_chunks_mut().0[..used]);
-            }
+            softmax(kernel, (&mut *scores, padded, used), &mut inverse[..rows]);
             let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
             for first in (0..size).step_by(COLUMNS) {
                 let values = Rows { values: &self.values[from * stride + first..], stride };
                 kernel.product(to - from, Rows { values: scores, stride: padded }, values, &mut sums[..rows]);
-                for ((sums, inverse), out) in sums.iter().zip(inverse).zip(out.chunks_exact_mut(size)) {
+                for ((sums, inverse), out) in sums.iter().zip(&inverse).zip(out.chunks_exact_mut(size)) {
                     let out = &mut out[first..];
-                    let factor = kernel.splat(inverse);
+                    let factor = kernel.splat(*inverse);
                     let (whole, rest) = out.as_chunks_mut();
                     for (out, sums) in whole.iter_mut().zip(sums) {
                         kernel.store(kernel.mul(kernel.load(sums), factor), out);
                     }
                     if whole.len() < sums.len() {
                         for (out, sum) in rest.iter_mut().zip(sums[whole.len()]) {
-                            *out = sum * inverse;
+                            *out = sum * *inverse;
                         }
                     }
                 }
@@ -191,9 +189,9 @@ impl Head {
                     let Some(values) = rows[row * keys.stride + start..].first_chunk() else { continue };
                     *lanes = kernel.mul(kernel.load(values), scales);
                 }
-                for (lanes, row) in kernel.transpose(square).into_iter().zip(start..) {
+                for (lanes, row) in kernel.transpose(square).iter().zip(start..) {
                     let Some(out) = panel[row * COLUMNS + column..].first_chunk_mut() else { continue };
-                    kernel.store(lanes, out);
+                    kernel.store(*lanes, out);
                 }
             }
             for row in 0..row_count {
@@ -258,21 +256,30 @@ fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
     kernel.store(limited, scores);
 }
 
-/// Replaces each score by `exp(score - largest)` and returns the sum's reciprocal.
+/// Replaces the first `used` lanes of each row's scores by `exp(score - largest)`, and writes the sums' reciprocals.
+///
+/// Rows pass each step together: steps of one row wait for each other.
 #[inline(always)]
-fn softmax<K: Kernel>(kernel: K, scores: &mut [Lanes]) -> f32 {
-    let mut most = kernel.splat(f32::MIN);
-    for lanes in scores.iter() {
-        most = kernel.max(kernel.load(lanes), most);
+fn softmax<K: Kernel>(kernel: K, (scores, stride, used): (&mut [f32], usize, usize), inverse: &mut [f32]) {
+    let (mut maxima, mut totals) = ([0.0; MAX_ROWS], [kernel.splat(0.0); MAX_ROWS]);
+    for (maximum, scores) in maxima.iter_mut().zip(scores.chunks_exact(stride)) {
+        let mut most = kernel.splat(f32::MIN);
+        for lanes in &scores.as_chunks().0[..used] {
+            most = kernel.max(kernel.load(lanes), most);
+        }
+        *maximum = largest(kernel, most);
     }
-    let most = kernel.splat(largest(kernel, most));
-    let mut total = kernel.splat(0.0);
-    for lanes in scores {
-        let power = exp(kernel, kernel.sub(kernel.load(lanes), most));
-        total = kernel.add(total, power);
-        kernel.store(power, lanes);
+    for ((total, maximum), scores) in totals.iter_mut().zip(&maxima).zip(scores.chunks_exact_mut(stride)) {
+        let most = kernel.splat(*maximum);
+        for lanes in &mut scores.as_chunks_mut().0[..used] {
+            let power = exp(kernel, kernel.sub(kernel.load(lanes), most));
+            *total = kernel.add(*total, power);
+            kernel.store(power, lanes);
+        }
     }
-    1.0 / sum(kernel, total)
+    for (inverse, total) in inverse.iter_mut().zip(&totals) {
+        *inverse = 1.0 / sum(kernel, *total);
+    }
 }
 
 #[cfg(test)]

@@ -168,17 +168,17 @@ fn normalize_together<K: Kernel, const N: usize>(kernel: K, rows: &mut [Lanes], 
     }
     let mut squares = [kernel.splat(0.0); N];
     for at in 0..width {
-        for (row, (squares, mean)) in squares.iter_mut().zip(means).enumerate() {
-            let difference = kernel.sub(kernel.load(&rows[row * width + at]), mean);
+        for (row, (squares, mean)) in squares.iter_mut().zip(&means).enumerate() {
+            let difference = kernel.sub(kernel.load(&rows[row * width + at]), *mean);
             *squares = kernel.mul_add(difference, difference, *squares);
         }
     }
-    for (row, (squares, mean)) in squares.into_iter().zip(means).enumerate() {
-        let deviation = (sum(kernel, squares) / count + norm.epsilon).sqrt();
+    for (row, (squares, mean)) in squares.iter().zip(&means).enumerate() {
+        let deviation = (sum(kernel, *squares) / count + norm.epsilon).sqrt();
         let inverse = kernel.splat(1.0 / deviation);
         let row = &mut rows[row * width..(row + 1) * width];
         for ((lanes, gain), bias) in row.iter_mut().zip(gain).zip(bias) {
-            let scaled = kernel.mul(kernel.sub(kernel.load(lanes), mean), inverse);
+            let scaled = kernel.mul(kernel.sub(kernel.load(lanes), *mean), inverse);
             kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
         }
     }
