@@ -189,8 +189,9 @@ struct Scaled {
     ranges: Vec<RowRange>,
     scales: [Lanes; 2],
     bias: [Lanes; 2],
-    /// Distance between rows in an output, in values.
+    /// Distance between rows in an output, in values, and the output's length.
     stride: usize,
+    length: usize,
 }
 
 impl Scaled {
@@ -200,7 +201,8 @@ impl Scaled {
         let range = |_| RowRange { scale: numbers.floats(1, 20)[0], least: numbers.floats(1, 20)[0] };
         let ranges = (0..tile.row_count).map(range).collect();
         let stride = COLUMNS + numbers.bytes(1)[0] as usize % 20;
-        Self { tile, ranges, scales, bias, stride }
+        let length = tile.row_count * stride;
+        Self { tile, ranges, scales, bias, stride, length }
     }
 }
 
@@ -208,10 +210,10 @@ impl KernelFn for Scaled {
     type Output = Vec<u32>;
 
     fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
-        let Self { tile, ranges, scales: [left, right], bias, stride } = &self;
+        let Self { tile, ranges, scales: [left, right], bias, stride, length } = &self;
         let mut totals = vec![[[f32::NAN; LANES]; 2]; tile.row_count];
         let mut sums = vec![[[0; LANES]; 2]; tile.row_count];
-        let mut values = vec![0.0; tile.row_count * stride];
+        let mut values = vec![0.0; *length];
         let bias = Some([&bias[0], &bias[1]]);
         for (bias, is_last) in [(bias, false), (None, false), (None, true)] {
             tile.each_tile(kernel, |rows, range, panels| {
@@ -455,7 +457,10 @@ fn arguments_that_do_not_fit_are_refused() {
     for ranges in [vec![], scaled.ranges[..1].to_vec(), scaled.ranges.repeat(2)] {
         assert_panics(&Scaled { ranges, ..scaled.clone() });
     }
-    assert_panics(&Scaled { stride: COLUMNS - 1, ..scaled });
+    let needed = scaled.stride + COLUMNS;
+    assert_equal(&Scaled { length: needed, ..scaled.clone() });
+    assert_panics(&Scaled { length: needed - 1, ..scaled.clone() });
+    assert_panics(&Scaled { stride: usize::MAX, ..scaled });
     let product =
         Product { depth: 3, a: vec![0.0; 8], a_stride: 5, b: vec![0.0; 98], b_stride: 33, row_count: 2 };
     assert_equal(&product);

@@ -7,7 +7,6 @@ use std::marker::PhantomData;
 use super::{COLUMNS, Kernel, LANES, Lanes, RowRange, RowsMut, ScaledTile, Sums};
 
 /// The numbers to which a tile's products are added, and the places for the results.
-#[derive(Clone, Copy)]
 pub(super) struct Totals<'a, K> {
     kernel: K,
     tile: &'a ScaledTile<'a>,
@@ -45,8 +44,9 @@ impl<'a, K: Kernel> Totals<'a, K> {
         };
         let (out, out_stride) = match out {
             Some(out) => {
-                let is_long = rows == 0 || out.values.len() >= (rows - 1) * out.stride + COLUMNS;
-                assert!(is_long, "expected {rows} rows of 32 values");
+                let last = out.stride.checked_mul(rows.saturating_sub(1));
+                let last = last.and_then(|start| out.values.get(start..)?.get(..COLUMNS));
+                assert!(rows == 0 || last.is_some(), "expected {rows} rows of 32 values");
                 (out.values.as_mut_ptr(), out.stride)
             }
             None => (totals, COLUMNS),
