@@ -21,7 +21,7 @@ use kivu::{
 };
 use kivu_engine::{
     kernel::LANES,
-    rounding::{self, Moments, Rounded},
+    rounding::{self, Moments, Permitted, Rounded},
 };
 
 /// Texts for calibration, one per line. None of them is among the quality gate's.
@@ -163,7 +163,7 @@ impl Calibration {
         if self.knows(name, inputs) && !quantize::was_quantized(weight, inputs) {
             let rows = self.rows(name)?;
             if rows.len() >= MIN_ROWS * inputs && rows.iter().all(|value| value.is_finite()) {
-                fitted = Some(Arc::new(fit(weight, (inputs, block(inputs, self.precision)), rows)));
+                fitted = Some(Arc::new(fit(weight, inputs, Form::new(inputs, self.precision), rows)));
             }
         }
         self.state.borrow_mut().fitted.insert(name.to_owned(), fitted.clone());
@@ -222,8 +222,9 @@ fn take<T: Default>(mutex: &Mutex<T>) -> T {
 }
 
 /// Fits a layer's weights, a row per output, to input rows.
-fn fit(weight: &[f32], (inputs, block): (usize, usize), mut rows: Vec<f32>) -> FittedLayer {
-    let columns = choose_columns(weight, block, inputs, &rows);
+fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> FittedLayer {
+    let Form { block, permitted } = form;
+    let columns = choose_columns(weight, form, inputs, &rows);
     let mut weight = weight.to_vec();
     let mut bias = vec![0.0; weight.len() / inputs];
     if let Some(columns) = &columns {
@@ -236,7 +237,7 @@ fn fit(weight: &[f32], (inputs, block): (usize, usize), mut rows: Vec<f32>) -> F
     }
     let rows = if inputs <= MAX_ROUNDED_INPUTS {
         rows.chunks_exact_mut(block).for_each(quantize_block);
-        let weights = rounding::Weights { values: &weight, inputs, block };
+        let weights = rounding::Weights { values: &weight, inputs, block, permitted };
         let Rounded { integers, scales, offsets } = rounding::round(weights, Moments::new(rows, inputs));
         bias.iter_mut().zip(offsets).for_each(|(bias, offset)| *bias += offset);
         quantize::Rows { values: integers, scales }
@@ -246,13 +247,31 @@ fn fit(weight: &[f32], (inputs, block): (usize, usize), mut rows: Vec<f32>) -> F
     FittedLayer { columns, block, rows, bias }
 }
 
-/// Inputs that share a scale: in `int8` as many as cost a layer's product a few percent, in `int8-blocks` at most
-/// [`MAX_BLOCK`].
-fn block(inputs: usize, precision: Precision) -> usize {
-    if precision == Precision::Int8Blocks {
-        let sizes = (MIN_BLOCK..=MAX_BLOCK).rev().filter(|size| size.is_multiple_of(LANES));
-        return sizes.into_iter().find(|size| inputs.is_multiple_of(*size)).unwrap_or(inputs);
+/// A precision's form of a layer.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Inputs that share a scale.
+    block: usize,
+    permitted: Permitted,
+}
+
+impl Form {
+    fn new(inputs: usize, precision: Precision) -> Self {
+        match precision {
+            Precision::Int8Blocks => Self { block: small_block(inputs), permitted: Permitted::All },
+            _ => Self { block: block(inputs), permitted: Permitted::SmallQuads },
+        }
     }
+}
+
+/// The largest size in [`MIN_BLOCK`] to [`MAX_BLOCK`] that divides a row.
+fn small_block(inputs: usize) -> usize {
+    let sizes = (MIN_BLOCK..=MAX_BLOCK).rev().filter(|size| size.is_multiple_of(LANES));
+    sizes.into_iter().find(|size| inputs.is_multiple_of(*size)).unwrap_or(inputs)
+}
+
+/// As many inputs as cost a layer's product a few percent.
+fn block(inputs: usize) -> usize {
     let blocks = match inputs {
         ..=512 => 2,
         513..=2048 => 4,
@@ -290,7 +309,7 @@ fn step(block: &[f32]) -> [f32; 2] {
 }
 
 /// The shifts and factors with the smallest expected error, unless it is smaller without.
-fn choose_columns(weight: &[f32], block: usize, inputs: usize, rows: &[f32]) -> Option<Columns> {
+fn choose_columns(weight: &[f32], form: Form, inputs: usize, rows: &[f32]) -> Option<Columns> {
     let count = rows.len() / inputs;
     let mut means = vec![0.0_f64; inputs];
     for row in rows.chunks_exact(inputs) {
@@ -301,13 +320,13 @@ fn choose_columns(weight: &[f32], block: usize, inputs: usize, rows: &[f32]) -> 
     let stride = count.div_ceil(SAMPLE).max(1);
     let sample: Vec<f32> = rows.chunks_exact(inputs).step_by(stride).flatten().copied().collect();
     let identity = Columns { shifts: vec![0.0; inputs], factors: vec![1.0; inputs] };
-    let mut best = (expected_error(weight, block, &sample, &identity), None);
+    let mut best = (expected_error(weight, form, &sample, &identity), None);
     for shifts in [vec![0.0; inputs], means] {
         let ranges = column_maximum(rows, &shifts);
         for exponent in EXPONENTS {
             let factors = factors(&ranges, &of_weights, exponent);
             let columns = Columns { shifts: shifts.clone(), factors };
-            let error = expected_error(weight, block, &sample, &columns);
+            let error = expected_error(weight, form, &sample, &columns);
             if error < best.0 {
                 best = (error, Some(columns));
             }
@@ -348,8 +367,8 @@ fn factors(ranges: &[f32], weights: &[f32], exponent: f32) -> Vec<f32> {
 
 /// Expected squared output error per token, up to a factor: of values that are rounded in steps of their block's range,
 /// and of rounded weights.
-fn expected_error(weight: &[f32], block: usize, rows: &[f32], columns: &Columns) -> f64 {
-    let inputs = columns.shifts.len();
+fn expected_error(weight: &[f32], form: Form, rows: &[f32], columns: &Columns) -> f64 {
+    let (inputs, Form { block, permitted }) = (columns.shifts.len(), form);
     let mut rows = rows.to_vec();
     columns.apply(&mut rows);
     // By block: squared steps and values, summed over the rows, and squared steps and weights, over the outputs.
@@ -367,7 +386,7 @@ fn expected_error(weight: &[f32], block: usize, rows: &[f32], columns: &Columns)
             for ((weight, factor), scaled) in weights.iter().zip(factors).zip(&mut scaled) {
                 *scaled = weight / factor;
             }
-            sums[2] += f64::from(rounding::scale(&scaled)).powi(2);
+            sums[2] += f64::from(rounding::scale(&scaled, permitted)).powi(2);
             sums[3] += scaled.iter().map(|weight| f64::from(weight * weight)).sum::<f64>();
         }
     }
@@ -383,6 +402,10 @@ mod tests {
 
     const INPUTS: usize = 64;
     const OUTPUTS: usize = 16;
+
+    fn form(block: usize) -> Form {
+        Form { block, permitted: Permitted::SmallQuads }
+    }
 
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -433,7 +456,7 @@ mod tests {
     #[test]
     fn columns_with_large_values_do_not_cost_the_others_their_precision() {
         let weight = numbers(1, OUTPUTS * INPUTS);
-        let layer = fit(&weight, (INPUTS, INPUTS / 2), rows(2, 500));
+        let layer = fit(&weight, INPUTS, form(INPUTS / 2), rows(2, 500));
         let columns = layer.columns.as_ref().unwrap();
         assert!(columns.factors.iter().all(|factor| factor.is_normal() && *factor > 0.0), "{columns:?}");
         assert!(layer.rows.values.iter().all(|integer| *integer > i8::MIN));
@@ -451,10 +474,10 @@ mod tests {
 
     #[test]
     fn a_layer_without_weights_or_values_is_stored_as_it_is() {
-        let zeros = fit(&[0.0; OUTPUTS * INPUTS], (INPUTS, INPUTS), rows(2, 300));
+        let zeros = fit(&[0.0; OUTPUTS * INPUTS], INPUTS, form(INPUTS), rows(2, 300));
         assert!(zeros.columns.is_none() && zeros.rows.values.iter().all(|integer| *integer == 0));
         let weight = numbers(1, OUTPUTS * INPUTS);
-        let without_values = fit(&weight, (INPUTS, INPUTS / 2), vec![0.0; 300 * INPUTS]);
+        let without_values = fit(&weight, INPUTS, form(INPUTS / 2), vec![0.0; 300 * INPUTS]);
         let quantize::Rows { values, scales } = &without_values.rows;
         for (place, (weight, integer)) in weight.iter().zip(values).enumerate() {
             let steps = weight / scales[place / without_values.block];
@@ -480,7 +503,8 @@ mod tests {
             (720, 720, 48),
             (736, 368, 32),
         ] {
-            let found = [Precision::Int8, Precision::Int8Blocks].map(|precision| block(inputs, precision));
+            let found =
+                [Precision::Int8, Precision::Int8Blocks].map(|precision| Form::new(inputs, precision).block);
             assert_eq!(found, [in_int8, in_blocks], "{inputs}");
             for block in found {
                 assert!(inputs.is_multiple_of(block) && block.is_multiple_of(LANES), "{inputs}");

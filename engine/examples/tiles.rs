@@ -76,14 +76,14 @@ impl KernelFn for Tiles {
     }
 }
 
-/// The same with the kernel for weights with small pairs.
-struct SmallPairs(Tiles);
+/// The same with the kernel for weights with small quads.
+struct SmallQuads(Tiles);
 
-impl KernelFn for SmallPairs {
+impl KernelFn for SmallQuads {
     type Output = f64;
 
     fn call<K: Kernel>(self, kernel: K) -> f64 {
-        kernel.call_for_small_pairs(self.0)
+        kernel.call_for_small_quads(self.0)
     }
 }
 
@@ -170,8 +170,8 @@ fn main() {
             let tiles = Tiles { rows, inputs };
             let rate = instructions.call(tiles) * cycle;
             println!("{instructions}, 8 bits, {rows} rows, {inputs} inputs: {rate:.1} products per cycle");
-            let rate = instructions.call(SmallPairs(tiles)) * cycle;
-            println!("  with small pairs: {rate:.1} products per cycle");
+            let rate = instructions.call(SmallQuads(tiles)) * cycle;
+            println!("  with small quads: {rate:.1} products per cycle");
         }
         for (rows, depth) in [(8, 32), (8, 256), (12, 384)] {
             let rate = instructions.call(Products { rows, depth }) * cycle;

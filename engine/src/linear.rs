@@ -46,8 +46,8 @@ pub(crate) fn linear<K: Kernel>(
     out: &mut [f32],
 ) {
     let product = Product { input, layer, panels, scratch, out };
-    if K::HAS_SMALL_PAIRS && layer.panels.have_small_pairs() {
-        kernel.call_for_small_pairs(product);
+    if K::HAS_SMALL_QUADS && layer.panels.have_small_quads() {
+        kernel.call_for_small_quads(product);
     } else {
         product.call(kernel);
     }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     /// Divisors of weights; pairs of divided ones are small.
-    const DIVISORS: [i8; 2] = [1, 2];
+    const DIVISORS: [i8; 2] = [1, 4];
 
     /// Test weight for an input-output pair.
     fn weight(input: usize, output: usize, divisor: i8) -> i8 {
@@ -362,7 +362,7 @@ mod tests {
                 let both = move |block| [layer(block, divisor), scaled(block, divisor)];
                 blocks.into_iter().flat_map(both).map(move |layer| (layer, divisor))
             });
-            layers.inspect(|(layer, divisor)| assert_eq!(layer.panels.have_small_pairs(), *divisor > 1))
+            layers.inspect(|(layer, divisor)| assert_eq!(layer.panels.have_small_quads(), *divisor > 1))
         };
         for ((layer, divisor), instructions) in
             InstructionSet::available().flat_map(|it| layers().map(move |layer| (layer, it)))

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::{
     array::Array,
-    kernel::{Block, MAX_PAIR_SUM},
+    kernel::{Block, GROUP, MAX_QUAD_SUM},
 };
 
 /// Weights of a linear layer: 16 outputs per panel, as `inputs` / 4 blocks.
@@ -12,7 +12,7 @@ use crate::{
 pub struct Panels {
     blocks: Array<Block>,
     /// Determined when it is first asked for, since that reads all weights.
-    small_pairs: OnceLock<bool>,
+    small_quads: OnceLock<bool>,
 }
 
 impl Panels {
@@ -21,21 +21,32 @@ impl Panels {
         &self.blocks
     }
 
-    /// Whether all weights have [small pairs](crate::kernel#small-pairs).
-    pub fn have_small_pairs(&self) -> bool {
-        *self.small_pairs.get_or_init(|| self.blocks.iter().all(has_small_pairs))
+    /// Whether all weights have [small quads](crate::kernel#small-quads).
+    pub fn have_small_quads(&self) -> bool {
+        *self.small_quads.get_or_init(|| are_small(&self.blocks))
     }
 }
 
-fn has_small_pairs(block: &Block) -> bool {
-    let sum = |pair: &[i8; 2]| (i16::from(pair[0]) + i16::from(pair[1])).abs();
-    // Without a branch per pair, so that it becomes vector instructions.
-    block.as_flattened().as_chunks().0.iter().fold(0, |most, pair| sum(pair).max(most)) <= MAX_PAIR_SUM
+fn are_small(blocks: &[Block]) -> bool {
+    let (pairs, rest) = blocks.as_chunks();
+    rest.is_empty() && pairs.iter().all(has_small_quads)
+}
+
+fn has_small_quads([first, second]: &[Block; 2]) -> bool {
+    let columns = first.iter().zip(second);
+    let quads = columns.flat_map(|([a, b, c, d], [e, f, g, h])| [[*a, *b, *e, *f], [*c, *d, *g, *h]]);
+    let most = quads.fold(0, |most, quad| {
+        let sum = |weights: [i16; GROUP]| weights.iter().sum::<i16>();
+        let weights = quad.map(i16::from);
+        most.max(sum(weights.map(|weight| weight.max(0)))).max(-sum(weights.map(|weight| weight.min(0))))
+    });
+    // Without a branch per quad, so that it becomes vector instructions.
+    most <= MAX_QUAD_SUM
 }
 
 impl<A: Into<Array<Block>>> From<A> for Panels {
     fn from(blocks: A) -> Self {
-        Self { blocks: blocks.into(), small_pairs: OnceLock::new() }
+        Self { blocks: blocks.into(), small_quads: OnceLock::new() }
     }
 }
 
@@ -44,29 +55,41 @@ mod tests {
     use super::*;
     use crate::kernel::{GROUP, LANES};
 
+    /// Blocks of zeros, but for the quad of inputs 2 and 3 of one column.
+    fn blocks(quad: [i8; 4]) -> [Block; 2] {
+        let mut blocks = [[[0; GROUP]; LANES]; 2];
+        for (block, pair) in blocks.iter_mut().zip(quad.as_chunks::<2>().0) {
+            block[LANES - 1] = [0, 0, pair[0], pair[1]];
+        }
+        blocks
+    }
+
     #[test]
-    fn pairs_are_small_if_no_two_products_exceed_16_bits() {
-        for left in i8::MIN..=i8::MAX {
-            for right in i8::MIN..=i8::MAX {
-                let weights = [left, right].map(i32::from);
-                let product = |inputs: [i32; 2]| weights[0] * inputs[0] + weights[1] * inputs[1];
-                let extremes = [[0, 0], [0, 255], [255, 0], [255, 255]].map(product);
-                let fits = extremes.iter().all(|product| i16::try_from(*product).is_ok());
-                let mut block = [[0; GROUP]; LANES];
-                block[LANES - 1] = [0, 0, left, right];
-                assert_eq!(has_small_pairs(&block), fits, "{left}, {right}");
-            }
+    fn quads_are_small_if_no_sum_of_products_exceeds_16_bits() {
+        let values = [-128, -127, -65, -64, -63, -33, -32, -2, -1, 0, 1, 2, 31, 32, 33, 63, 64, 65, 126, 127];
+        for quad in (0..values.len().pow(4))
+            .map(|at| [0, 1, 2, 3].map(|n| values[at / values.len().pow(n) % values.len()]))
+        {
+            // The largest sums are those in which all weights of one sign are multiplied by the largest activation.
+            let sum = |weights: fn(i32) -> i32| 255 * quad.map(i32::from).map(weights).iter().sum::<i32>();
+            let extremes = [sum(|weight| weight.max(0)), sum(|weight| weight.min(0))];
+            let fits = extremes.iter().all(|sum| i16::try_from(*sum).is_ok());
+            assert_eq!(has_small_quads(&blocks(quad)), fits, "{quad:?}");
         }
     }
 
     #[test]
-    fn one_large_pair_counts() {
-        let mut blocks = vec![[[64; GROUP]; LANES]; 5];
-        assert!(Panels::from(blocks.clone()).have_small_pairs());
-        // The neighbours belong to different pairs.
-        blocks[3][7] = [64, 64, 64, 65];
-        assert!(!Panels::from(blocks.clone()).have_small_pairs());
-        blocks[3][7] = [0, 127, 127, 0];
-        assert!(Panels::from(blocks).have_small_pairs());
+    fn one_large_quad_counts() {
+        let mut weights = vec![[[32; GROUP]; LANES]; 6];
+        assert!(Panels::from(weights.clone()).have_small_quads());
+        // The neighbours belong to different quads.
+        weights[1][7] = [32, 32, 32, 33];
+        assert!(!Panels::from(weights.clone()).have_small_quads());
+        (weights[0][7], weights[1][7]) = ([127, 1, 0, 0], [0, 0, 1, 127]);
+        (weights[2][7], weights[3][7]) = ([127, 1, -128, 0], [0, 0, 127, 1]);
+        assert!(Panels::from(weights.clone()).have_small_quads());
+        // No pair of blocks.
+        weights.pop();
+        assert!(!Panels::from(weights).have_small_quads());
     }
 }

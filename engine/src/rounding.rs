@@ -8,7 +8,7 @@ use std::{num::NonZeroUsize, thread};
 
 use crate::{
     array::Array,
-    kernel::{InstructionSet, Kernel, KernelFn, LANES, MAX_PAIR_SUM, MAX_ROWS},
+    kernel::{GROUP, InstructionSet, Kernel, KernelFn, LANES, MAX_QUAD_SUM, MAX_ROWS},
     linear::dense,
     program::Dense,
 };
@@ -16,11 +16,9 @@ use crate::{
 /// Passes over all weights; later ones change hardly any.
 const PASSES: usize = 4;
 /// Share of the mean variance that is added to each input's own, since the inputs are a sample.
-const DAMPING: f32 = 0.05;
+const DAMPING: f32 = 0.5;
 /// Maximum magnitude of an integer.
 pub const MAX_INTEGER: f32 = 127.0;
-/// Maximum magnitude of a pair's sum.
-const MAX_PAIR: f32 = MAX_PAIR_SUM as f32;
 /// Multiplications that are worth a thread.
 const THREAD_PRODUCTS: usize = 1 << 24;
 
@@ -31,11 +29,32 @@ pub struct Weights<'a> {
     pub values: &'a [f32],
     /// Weights per output.
     pub inputs: usize,
-    /// Inputs that share a scale.
+    /// Inputs that share a scale, a multiple of 8.
     pub block: usize,
+    /// What weights are rounded to.
+    pub permitted: Permitted,
 }
 
-/// Integers from −127 to 127 with [small pairs](crate::kernel#small-pairs), and their scales.
+/// Which integers are permitted, between −127 and 127.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permitted {
+    /// All.
+    All,
+    /// Those in [small quads](crate::kernel#small-quads). Scales are larger.
+    SmallQuads,
+}
+
+impl Permitted {
+    /// Maximum sum of a quad's positive integers, and of its negative ones in magnitude.
+    fn max_sum(self) -> f32 {
+        match self {
+            Self::All => f32::INFINITY,
+            Self::SmallQuads => f32::from(MAX_QUAD_SUM),
+        }
+    }
+}
+
+/// Integers and their scales.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rounded {
     /// In the weights' order.
@@ -74,7 +93,7 @@ impl Moments {
 
 /// Rounds weights for inputs with these moments.
 pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
-    let Weights { values, inputs, block } = weights;
+    let Weights { values, inputs, block, permitted } = weights;
     let Moments { means, mut covariances } = moments;
     let diagonal = || (0..inputs).map(|input| input * (inputs + 1));
     let damping = DAMPING * diagonal().map(|place| covariances[place]).sum::<f32>() / inputs as f32;
@@ -83,10 +102,12 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     let covariances = Array::from(covariances);
     // Any scale represents zeros.
     let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
-    let scales: Vec<f32> = values.chunks_exact(block).map(|block| positive(scale(block))).collect();
+    let scales: Vec<f32> =
+        values.chunks_exact(block).map(|block| positive(scale(block, permitted))).collect();
     let steps: Vec<f32> = scales.iter().flat_map(|scale| std::iter::repeat_n(*scale, block)).collect();
-    let pairs = values.as_chunks().0.iter().zip(steps.as_chunks::<2>().0);
-    let mut integers: Vec<f32> = pairs.flat_map(|(pair, [step, _])| nearest_pair(*pair, *step)).collect();
+    let mut integers: Vec<f32> =
+        values.iter().zip(&steps).map(|(weight, step)| nearest(weight / step)).collect();
+    limit_sums(&mut integers, values, &steps, permitted.max_sum());
     let errors = |integers: &[f32]| -> Vec<f32> {
         let stored = integers.iter().zip(&steps).map(|(integer, step)| integer * step);
         values.iter().zip(stored).map(|(weight, stored)| weight - stored).collect()
@@ -100,7 +121,8 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     each(parts, |((integers, gradients), steps)| {
         let rows = integers.chunks_exact_mut(inputs).zip(gradients.chunks_exact_mut(inputs));
         for ((integers, gradients), steps) in rows.zip(steps.chunks_exact(inputs)) {
-            let row = Row { integers, gradients, steps, covariances: &covariances, order: &order };
+            let max_sum = permitted.max_sum();
+            let row = Row { max_sum, integers, gradients, steps, covariances: &covariances, order: &order };
             InstructionSet::current().call(row);
         }
     });
@@ -111,12 +133,32 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     Rounded { integers: integers.into_iter().map(|integer| integer as i8).collect(), scales, offsets }
 }
 
-/// The smallest scale of a block for which neither a weight nor a pair's sum is too large; 0 for zeros. A smaller one
-/// would lose more by the few weights that it limits than it gains for all others.
-pub fn scale(values: &[f32]) -> f32 {
-    let pairs = values.as_chunks().0.iter().map(|[left, right]| (left + right).abs());
-    let largest = values.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-    (largest / MAX_INTEGER).max(pairs.fold(0.0, f32::max) / MAX_PAIR)
+/// The smallest scale of a block's weights with which neither an integer nor a quad's sum is too large; 0 for zeros. A
+/// smaller one would lose more by the few weights that it limits than it gains for all others.
+pub fn scale(weights: &[f32], permitted: Permitted) -> f32 {
+    let largest = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs()));
+    let sums = quads(weights.len()).flat_map(|quad| sums(quad.map(|input| weights[input])));
+    (largest / MAX_INTEGER).max(sums.fold(0.0, f32::max) / permitted.max_sum())
+}
+
+/// The bits in an input's number in which a quad's inputs differ: its place in a pair, and the block.
+const WITHIN_QUAD: usize = 1 | GROUP;
+
+/// The inputs in an input's [quad](crate::kernel#small-quads).
+fn quad(input: usize) -> [usize; 4] {
+    let first = input & !WITHIN_QUAD;
+    [first, first | 1, first | GROUP, first | WITHIN_QUAD]
+}
+
+/// All quads.
+fn quads(inputs: usize) -> impl Iterator<Item = [usize; 4]> {
+    (0..inputs).filter(|input| input & WITHIN_QUAD == 0).map(quad)
+}
+
+/// The sum of a quad's positive numbers, and that of its negative ones in magnitude.
+fn sums(quad: [f32; 4]) -> [f32; 2] {
+    quad.iter()
+        .fold([0.0; 2], |[positive, negative], value| [positive + value.max(0.0), negative - value.min(0.0)])
 }
 
 /// Multiplies a row-major matrix, `width` values per row, by a row-major matrix with `width` rows.
@@ -166,6 +208,8 @@ fn each<T: Send>(parts: impl ExactSizeIterator<Item = T>, work: impl Fn(T) + Syn
 
 /// One output's weights.
 struct Row<'a> {
+    /// Per quad and sign.
+    max_sum: f32,
     integers: &'a mut [f32],
     /// Half of the squared output error's derivative for each weight, with the opposite sign.
     gradients: &'a mut [f32],
@@ -179,16 +223,16 @@ impl KernelFn for Row<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { integers, gradients, steps, covariances, order } = self;
+        let Self { max_sum, integers, gradients, steps, covariances, order } = self;
         let inputs = integers.len();
         for _ in 0..PASSES {
             let mut is_changed = false;
             for &input in order {
                 let covariances = &covariances[input * inputs..(input + 1) * inputs];
                 let step = steps[input] * covariances[input];
-                let partner = integers[input ^ 1];
-                let best = nearest(integers[input] + gradients[input] / step)
-                    .clamp(-MAX_PAIR - partner, MAX_PAIR - partner);
+                let others = quad(input).map(|other| if other == input { 0.0 } else { integers[other] });
+                let [most, least] = sums(others).map(|sum| max_sum - sum);
+                let best = nearest(integers[input] + gradients[input] / step).clamp(-least, most);
                 // A constant column has no step.
                 if step <= 0.0 || best == integers[input] {
                     continue;
@@ -212,11 +256,16 @@ fn nearest(value: f32) -> f32 {
     value.round_ties_even().clamp(-MAX_INTEGER, MAX_INTEGER)
 }
 
-/// The nearest integers; if both are rounded up so that their sum is too large, the larger one is the next.
-fn nearest_pair(pair: [f32; 2], step: f32) -> [f32; 2] {
-    let [a, b] = pair.map(|weight| nearest(weight / step));
-    let excess = (a + b) - (a + b).clamp(-MAX_PAIR, MAX_PAIR);
-    if a.abs() < b.abs() { [a, b - excess] } else { [a - excess, b] }
+/// Makes integers smaller in magnitude in quads whose sum is too large: one at a time, that which exceeds its weight most.
+fn limit_sums(integers: &mut [f32], weights: &[f32], steps: &[f32], max_sum: f32) {
+    for (quad, sign) in quads(integers.len()).flat_map(|quad| [(quad, 1.0), (quad, -1.0)]) {
+        while quad.iter().map(|input| (sign * integers[*input]).max(0.0)).sum::<f32>() > max_sum {
+            let excess = |input: usize| sign * (integers[input] - weights[input] / steps[input]);
+            let of_sign = quad.into_iter().filter(|input| sign * integers[*input] > 0.0);
+            let Some(input) = of_sign.max_by(|a, b| excess(*a).total_cmp(&excess(*b))) else { break };
+            integers[input] -= sign;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -253,8 +302,11 @@ mod tests {
         rows.iter_mut().for_each(|value| *value += 2.0);
         let weights = numbers(3, OUTPUTS * INPUTS);
         for block in [INPUTS, INPUTS / 3] {
-            let layer = Weights { values: &weights, inputs: INPUTS, block };
-            let rounded = round(layer, Moments::new(rows.clone(), INPUTS));
+            let round = |permitted| {
+                let layer = Weights { values: &weights, inputs: INPUTS, block, permitted };
+                round(layer, Moments::new(rows.clone(), INPUTS))
+            };
+            let rounded = round(Permitted::SmallQuads);
             let nearest =
                 |(place, weight): (usize, &f32)| nearest(weight / rounded.scales[place / block]) as i8;
             let nearest = weights.iter().enumerate().map(nearest).collect();
@@ -267,47 +319,64 @@ mod tests {
                 "{block}: {after}, {plain}, {without_offsets}"
             );
             assert!(rounded.integers.iter().all(|integer| f32::from(*integer).abs() <= MAX_INTEGER));
-            let sum = |pair: &[i8; 2]| i16::from(pair[0]) + i16::from(pair[1]);
-            assert!(rounded.integers.as_chunks().0.iter().all(|pair| sum(pair).abs() <= MAX_PAIR_SUM));
+            let sums = quads(rounded.integers.len())
+                .flat_map(|quad| sums(quad.map(|place| f32::from(rounded.integers[place]))));
+            assert!(sums.fold(0.0, f32::max) <= Permitted::SmallQuads.max_sum());
+            // Scales are smaller without this limit.
+            let any = error(&rows, &weights, &round(Permitted::All), block);
+            assert!(any < 0.8 * after, "{block}: {any}, {after}");
         }
     }
 
     #[test]
     fn weights_are_rounded_to_the_nearest_integer_without_inputs() {
         let weights = numbers(4, OUTPUTS * INPUTS);
-        let layer = Weights { values: &weights, inputs: INPUTS, block: INPUTS };
+        let permitted = Permitted::SmallQuads;
+        let layer = Weights { values: &weights, inputs: INPUTS, block: INPUTS, permitted };
         let Rounded { integers, scales, offsets } = round(layer, Moments::new(vec![0.0; 9 * INPUTS], INPUTS));
         assert_eq!(offsets, [0.0; OUTPUTS]);
         for (place, (weight, integer)) in weights.iter().zip(integers).enumerate() {
             let nearest = nearest(weight / scales[place / INPUTS]);
-            // Except one of the largest pair, if both are rounded up.
-            let distance = if nearest.abs() > MAX_PAIR / 2.0 { 1.0 } else { 0.0 };
+            // Except some of the largest quad, if they are rounded up.
+            let is_in_large_quad = sums(quad(place).map(|place| weights[place] / scales[place / INPUTS]))
+                .iter()
+                .any(|sum| *sum > permitted.max_sum() - 2.0);
+            let distance = if is_in_large_quad { 1.0 } else { 0.0 };
             assert!((f32::from(integer) - nearest).abs() <= distance, "{integer}, {nearest}");
         }
     }
 
     #[test]
-    fn scales_are_those_of_the_largest_weight_or_pair() {
+    fn scales_are_those_of_the_largest_weight_or_quad() {
         for (weights, expected) in [
-            ([0.0, 0.0, 0.0, 0.0], 0.0),
-            ([1.0, -1.0, 0.0, 0.0], 1.0 / 127.0),
-            ([0.5, -1.0, -0.875, -0.75], 1.625 / 128.0),
-            // Neighbours that are not a pair.
-            ([0.0, 1.0, 1.0, 0.0], 1.0 / 127.0),
+            ([0.0; 8], 0.0),
+            ([1.0, -1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0], 2.0 / 128.0),
+            ([1.0, -0.5, 0.0, 0.0, 0.0, -0.25, 0.0, 0.0], 1.0 / 127.0),
+            ([0.0, 0.0, 0.5, 0.25, 0.0, 0.0, 0.125, 0.75], 1.625 / 128.0),
+            // Neighbours that are not in one quad.
+            ([0.0, 1.0, 1.0, 0.0, -1.0, 0.0, 0.0, -1.0], 1.0 / 127.0),
         ] {
-            assert_eq!(scale(&weights), expected, "{weights:?}");
+            assert_eq!(scale(&weights, Permitted::SmallQuads), expected, "{weights:?}");
+            let largest = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs()));
+            assert_eq!(scale(&weights, Permitted::All), largest / 127.0, "{weights:?}");
         }
     }
 
     #[test]
-    fn pairs_are_rounded_to_integers_whose_sum_is_not_too_large() {
-        for (pair, expected) in [
-            ([127.4, -127.4], [127.0, -127.0]),
-            ([64.4, 63.6], [64.0, 64.0]),
-            ([126.6, 1.6], [126.0, 2.0]),
-            ([-28.6, -99.6], [-29.0, -99.0]),
+    fn quads_are_rounded_to_integers_whose_sum_is_not_too_large() {
+        for (weights, expected) in [
+            ([127.4, -127.4, 0.4, -0.4], [127.0, -127.0, 0.0, -0.0]),
+            ([32.4, 31.6, 32.0, 32.0], [32.0, 32.0, 32.0, 32.0]),
+            ([126.6, 1.6, -3.0, -60.0], [126.0, 2.0, -3.0, -60.0]),
+            ([-28.6, -40.7, -58.7, -0.3], [-28.0, -41.0, -59.0, -0.0]),
+            ([60.5, 64.9, 1.5, 1.8], [60.0, 65.0, 1.0, 2.0]),
         ] {
-            assert_eq!(nearest_pair(pair, 1.0), expected, "{pair:?}");
+            // The other quad of the same inputs stays as it is.
+            let place = |[a, b, c, d]: [f32; 4]| [a, b, 127.0, 1.0, c, d, -100.0, -28.0];
+            let (weights, expected) = (place(weights), place(expected));
+            let mut integers = weights.map(nearest);
+            limit_sums(&mut integers, &weights, &[1.0; 8], 128.0);
+            assert_eq!(integers, expected, "{weights:?}");
         }
     }
 

@@ -14,7 +14,7 @@ pub(crate) fn lanes(random: &mut fastrand::Rng, count: usize) -> Vec<[f32; LANES
     numbers(random, count).as_chunks().0.to_vec()
 }
 
-/// A layer as the compiler fits them: in blocks, with small pairs.
+/// A layer as the compiler fits them: in blocks, with small quads.
 pub(crate) fn linear(
     random: &mut fastrand::Rng,
     [inputs, outputs]: [usize; 2],
@@ -26,7 +26,7 @@ pub(crate) fn linear(
         513..=2048 => 4,
         _ => 8,
     };
-    let group = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-64..=64))) };
+    let group = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-32..=32))) };
     let weights: Vec<Block> = (0..panels * inputs / GROUP).map(group).collect();
     let sum =
         |weights: &[Block], lane: usize| weights.iter().flat_map(|block| block[lane]).map(i32::from).sum();

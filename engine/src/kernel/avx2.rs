@@ -2,13 +2,14 @@
 
 #![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
 
+mod bytes;
 mod madd;
 
 use std::arch::x86_64::*;
 
-use self::madd::Madd;
+use self::{bytes::Vnni, madd::Madd};
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
+    Block, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
     assert_product, assert_tile, intrinsics, part, with_row_count,
 };
 
@@ -26,7 +27,7 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     const ACTIVATION_SIZE: usize = 1;
     const ROW_END_SIZE: usize = 0;
     const TILE_ROWS: usize = MAX_ROWS;
-    const HAS_SMALL_PAIRS: bool = false;
+    const HAS_SMALL_QUADS: bool = false;
 
     /// Detects the instructions; `None` if this processor lacks them.
     fn new() -> Option<Self>;
@@ -36,7 +37,7 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     unsafe fn call<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output;
 
     #[inline(always)]
-    fn call_for_small_pairs<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output {
+    fn call_for_small_quads<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output {
         function.call(kernel)
     }
 
@@ -74,8 +75,6 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
 
 /// Rows per register tile. Their sums occupy 12 of the 16 registers.
 const REGISTER_ROWS: usize = 6;
-/// Prefetch distance in weight groups: 8 KiB.
-const PREFETCHED_GROUPS: usize = 2048;
 
 impl<I: Int8Products> Bits256<I> {
     /// The kernel, or `None` if this processor lacks its features.
@@ -91,7 +90,7 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     const ACTIVATION_SIZE: usize = I::ACTIVATION_SIZE;
     const ROW_END_SIZE: usize = I::ROW_END_SIZE;
     const TILE_ROWS: usize = I::TILE_ROWS;
-    const HAS_SMALL_PAIRS: bool = I::HAS_SMALL_PAIRS;
+    const HAS_SMALL_QUADS: bool = I::HAS_SMALL_QUADS;
 
     intrinsics! {
         fn load(values: &Lanes) -> [__m256; 2] {{
@@ -145,8 +144,8 @@ impl<I: Int8Products> Kernel for Bits256<I> {
     }
 
     #[inline(always)]
-    fn call_for_small_pairs<F: KernelFn>(self, function: F) -> F::Output {
-        I::call_for_small_pairs(self, function)
+    fn call_for_small_quads<F: KernelFn>(self, function: F) -> F::Output {
+        I::call_for_small_quads(self, function)
     }
 
     #[inline(always)]
@@ -267,151 +266,6 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
     // SAFETY: the array is 16 bytes long, as is a register.
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed) };
     bytes
-}
-
-/// Defines instructions that multiply the bytes of rows and panels as they are stored: an expression adds a group's
-/// products to eight sums.
-macro_rules! byte_products {
-    (
-        $(#[$attribute:meta])* $visibility:vis $name:ident, $features:literal, $detected:expr, [$($number:literal)*],
-        |$sums:ident, $group:ident, $weights:ident| $added:expr
-    ) => {
-        $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        $visibility struct $name(());
-
-        impl $name {
-            /// Rows per register tile.
-            const ROWS: usize = [$($number),*].len();
-
-            /// Multiplies `R` rows by a panel, and calls `finish` with the sums, in registers.
-            ///
-            /// # Safety
-            /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in
-            /// `blocks`.
-            #[target_feature(enable = $features)]
-            unsafe fn multiply<const R: usize>(
-                rows: &[u8],
-                blocks: &[Block],
-                finish: impl FnOnce(&[[__m256i; 2]; R]),
-            ) {
-                let mut sums = [[_mm256_setzero_si256(); 2]; R];
-                let rows: [*const u8; R] =
-                    std::array::from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
-                for (step, block) in blocks.iter().enumerate() {
-                    // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
-                    let weights = halves(block).map(|half| unsafe {
-                        _mm_prefetch::<_MM_HINT_T0>(half.as_ptr().wrapping_add(PREFETCHED_GROUPS).cast());
-                        _mm256_loadu_si256(half.as_ptr().cast())
-                    });
-                    for (row, sums) in rows.iter().zip(&mut sums) {
-                        // SAFETY: per this function's contract.
-                        let group = unsafe { row.cast::<i32>().add(step).read_unaligned() };
-                        let $group = _mm256_set1_epi32(group);
-                        for ($sums, $weights) in sums.iter_mut().zip(weights) {
-                            *$sums = $added;
-                        }
-                    }
-                }
-                finish(&sums);
-            }
-
-            /// Multiplies `R` rows by panel `n`, and adds the results to the totals from row `first` on.
-            ///
-            /// # Safety
-            /// The tile has the rows, and the panel; otherwise as for `multiply`.
-            #[target_feature(enable = $features)]
-            unsafe fn add_panel<const R: usize>(
-                totals: &Totals<'_, Bits256<Self>>,
-                tile: &ScaledTile<'_>,
-                (first, n): (usize, usize),
-            ) {
-                let blocks = tile.panels[n].blocks;
-                let rows = &tile.rows[first * blocks.len() * GROUP..];
-                let Some(ranges) = tile.ranges[first..].first_chunk::<R>() else { unreachable!("a range per row") };
-                let add = |sums: &[[__m256i; 2]; R]| {
-                    let scales = totals.scales(n);
-                    for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
-                        let sums = [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])];
-                        // SAFETY: per this function's contract.
-                        unsafe { totals.add((first + row, n), scales, range, sums) };
-                    }
-                };
-                // SAFETY: per this function's contract.
-                unsafe { Self::multiply::<R>(rows, blocks, add) };
-            }
-        }
-
-        impl Int8Products for $name {
-            fn new() -> Option<Self> {
-                $detected.then_some(Self(()))
-            }
-
-            #[target_feature(enable = $features)]
-            unsafe fn call<F: KernelFn>(kernel: Bits256<Self>, function: F) -> F::Output {
-                function.call(kernel)
-            }
-
-            #[inline(always)]
-            fn store_activations(bytes: [u8; LANES], out: &mut [u8]) {
-                out.copy_from_slice(&bytes);
-            }
-
-            #[inline(always)]
-            unsafe fn finish_row(_: &mut [u8]) {}
-
-            #[target_feature(enable = $features)]
-            unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
-                let part = part(out.len(), Self::ROWS);
-                for (i, out) in out.chunks_mut(part).enumerate() {
-                    let rows = &rows[i * part * blocks.len() * GROUP..];
-                    // SAFETY: per this function's contract.
-                    with_row_count!(out, R in $($number)* => unsafe {
-                        Self::multiply::<R>(rows, blocks, |sums| store(sums, n, out));
-                    });
-                }
-            }
-
-            #[target_feature(enable = $features)]
-            unsafe fn add_tile(
-                kernel: Bits256<Self>,
-                tile: &ScaledTile<'_>,
-                _: &mut [[Sums; 2]],
-                totals: &mut [[Lanes; 2]],
-                out: Option<RowsMut<'_>>,
-            ) {
-                let part = part(totals.len(), Self::ROWS);
-                let totals = Totals::new(kernel, tile, totals, out);
-                for n in 0..2 {
-                    for first in (0..tile.ranges.len()).step_by(part) {
-                        // SAFETY: per this function's contract. The constructor has asserted the number of ranges.
-                        match part.min(tile.ranges.len() - first) {
-                            $($number => unsafe { Self::add_panel::<$number>(&totals, tile, (first, n)) },)*
-                            rows => unreachable!("{rows} rows in a tile"),
-                        }
-                    }
-                }
-            }
-        }
-    };
-}
-
-byte_products! {
-    /// Products by `vpdpbusd`.
-    pub Vnni, "avx2,fma,avxvnni", is_x86_feature_detected!("avxvnni"), [1 2 3 4 5 6],
-    |sums, group, weights| _mm256_dpbusd_avx_epi32(*sums, group, weights)
-}
-
-byte_products! {
-    /// Products by `vpmaddubsw`, for weights with [small pairs](super#small-pairs).
-    ///
-    /// With more than four rows, compilers calculate their addresses in the loop, on ports that Intel's processors need
-    /// for the products.
-    Maddubs, "avx2,fma", true, [1 2 3 4],
-    |sums, group, weights| {
-        let pairs = _mm256_maddubs_epi16(group, weights);
-        _mm256_add_epi32(*sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-    }
 }
 
 /// Stores the sums of rows and panel `n`.

@@ -16,11 +16,12 @@
 //! AVX2, four with NEON, and one row of a matrix register with AMX. Activations are rows in a format that each kernel
 //! defines, see [`Kernel::store_activations`].
 //!
-//! # Small pairs
-//! `vpmaddubsw` multiplies bytes and adds two products each in 16 bits, with saturation. It is exact for all activations
-//! if a block's weights for inputs 0 and 1, and those for inputs 2 and 3, add up to at most 128 in magnitude:
-//! 128 × 255 fits into 16 bits. [Rounding](crate::rounding) to sample inputs yields such weights; for others, the kernel
-//! for AVX2 widens them.
+//! # Small quads
+//! `vpmaddubsw` multiplies bytes and adds two products each in 16 bits, with saturation: those for a block's inputs 0 and
+//! 1, and those for inputs 2 and 3. Two adjacent blocks' results, a column's *quads*, can be added in 16 bits before they
+//! are widened, if neither a quad's positive weights nor its negative ones add up to more than 128 in magnitude:
+//! 128 × 255 fits into 16 bits, so that this is exact for all activations. [Rounding](crate::rounding) to sample inputs
+//! yields such weights; the kernel for AVX2 widens others first.
 //!
 //! # Unsafe code
 //! This crate has `unsafe` code for two reasons:
@@ -70,8 +71,8 @@ pub type Lanes = [f32; LANES];
 pub type Sums = [i32; LANES];
 /// Weights for four inputs and 16 columns.
 pub type Block = [[i8; GROUP]; LANES];
-/// Maximum magnitude of a [small pair](self#small-pairs)'s sum.
-pub const MAX_PAIR_SUM: i16 = i16::MAX / u8::MAX as i16;
+/// Maximum sum of a [small quad](self#small-quads)'s positive weights, and of its negative ones in magnitude.
+pub const MAX_QUAD_SUM: i16 = i16::MAX / u8::MAX as i16;
 /// Inputs per block.
 pub const GROUP: usize = 4;
 /// Columns per [`Kernel::product`].
@@ -156,16 +157,16 @@ pub trait Kernel: Copy + Send + Sync + 'static {
     const ROW_END_SIZE: usize = 0;
     /// Maximum row count for [`tile`](Self::tile), at most [`MAX_TILE_ROWS`].
     const TILE_ROWS: usize = MAX_ROWS;
-    /// Whether [`call_for_small_pairs`](Self::call_for_small_pairs) calls with another kernel.
-    const HAS_SMALL_PAIRS: bool = false;
+    /// Whether [`call_for_small_quads`](Self::call_for_small_quads) calls with another kernel.
+    const HAS_SMALL_QUADS: bool = false;
 
     /// Calls a function compiled for this processor.
     fn call<F: KernelFn>(self, function: F) -> F::Output;
 
     /// Calls a function with this kernel, or with one whose tiles are faster and exact only for weights with
-    /// [small pairs](self#small-pairs).
+    /// [small quads](self#small-quads), in panels with an even number of blocks.
     #[inline(always)]
-    fn call_for_small_pairs<F: KernelFn>(self, function: F) -> F::Output {
+    fn call_for_small_quads<F: KernelFn>(self, function: F) -> F::Output {
         function.call(self)
     }
 

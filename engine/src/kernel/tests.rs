@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::Avx2;
 use super::{
-    Block, COLUMNS, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_PAIR_SUM, MAX_ROWS,
+    Block, COLUMNS, GROUP, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_QUAD_SUM, MAX_ROWS,
     MAX_TILE_ROWS, Panel, Plain, RowRange, Rows, RowsMut, ScaledTile, Sums, row_size,
 };
 
@@ -158,27 +160,33 @@ impl KernelFn for Tile {
 }
 
 impl Tile {
-    /// Makes the second weight of each large pair smaller.
-    fn with_small_pairs(mut self) -> Self {
-        for pair in self.panels.iter_mut().flatten().flatten().flat_map(|group| group.as_chunks_mut().0) {
-            let [left, right]: &mut [i8; 2] = pair;
-            let wide = i16::from(*right);
-            let limit = |sum: i16| (sum - i16::from(*left)).clamp(-128, 127);
-            *right = wide.clamp(limit(-MAX_PAIR_SUM), limit(MAX_PAIR_SUM)) as i8;
+    /// Makes weights smaller in quads whose sum is too large, the later ones first.
+    fn with_small_quads(mut self) -> Self {
+        for [first, second] in self.panels.iter_mut().flat_map(|panel| panel.as_chunks_mut().0) {
+            for ([a, b, c, d], [e, f, g, h]) in first.iter_mut().zip(second) {
+                for quad in [[a, b, e, f], [c, d, g, h]] {
+                    let (mut most, mut least) = (MAX_QUAD_SUM, -MAX_QUAD_SUM);
+                    for weight in quad {
+                        let wide = i16::from(*weight).clamp(least, most);
+                        *weight = wide as i8;
+                        (most, least) = (most - wide.max(0), least - wide.min(0));
+                    }
+                }
+            }
         }
         self
     }
 }
 
-/// A function of weights with small pairs.
+/// A function of weights with small quads.
 #[derive(Clone, Debug)]
-struct SmallPairs<F>(F);
+struct SmallQuads<F>(F);
 
-impl<F: KernelFn> KernelFn for SmallPairs<F> {
+impl<F: KernelFn> KernelFn for SmallQuads<F> {
     type Output = F::Output;
 
     fn call<K: Kernel>(self, kernel: K) -> Self::Output {
-        kernel.call_for_small_pairs(self.0)
+        kernel.call_for_small_quads(self.0)
     }
 }
 
@@ -231,10 +239,12 @@ impl KernelFn for Scaled {
     }
 }
 
-fn tile() -> impl Strategy<Value = Tile> {
+/// A tile whose number of blocks is a multiple of `unit`.
+fn tile(unit: usize) -> impl Strategy<Value = Tile> {
     // AMX multiplies 16 blocks at once, and leaves others to AVX-512.
     let steps = prop_oneof![0..50usize, (1..4usize).prop_map(|count| 16 * count)];
-    (1..=MAX_TILE_ROWS, steps, any::<u64>()).prop_map(|(row_count, steps, seed)| {
+    (1..=MAX_TILE_ROWS, steps, any::<u64>()).prop_map(move |(row_count, steps, seed)| {
+        let steps = steps.next_multiple_of(unit);
         let mut numbers = Numbers::new(seed);
         let activations = numbers.bytes(row_count * steps * GROUP);
         Tile::new(row_count, steps, &activations, &numbers.bytes(2 * steps * GROUP * LANES))
@@ -350,22 +360,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn tiles_are_exact(tile in tile()) {
+    fn tiles_are_exact(tile in tile(1)) {
         prop_assert_eq!(Plain.call(tile.clone()), tile.expected());
         assert_equal(&tile);
     }
 
     #[test]
-    fn tiles_of_small_pairs_are_exact(tile in tile()) {
-        let tile = tile.with_small_pairs();
+    fn tiles_of_small_quads_are_exact(tile in tile(2)) {
+        let tile = tile.with_small_quads();
         prop_assert_eq!(Plain.call(tile.clone()), tile.expected());
-        assert_equal(&SmallPairs(tile));
+        assert_equal(&SmallQuads(tile));
     }
 
     #[test]
-    fn added_tiles_have_the_bits_of_the_reference(tile in tile(), seed in any::<u64>()) {
-        assert_equal(&Scaled::new(tile.clone(), &mut Numbers::new(seed)));
-        assert_equal(&SmallPairs(Scaled::new(tile.with_small_pairs(), &mut Numbers::new(seed))));
+    fn added_tiles_have_the_bits_of_the_reference(tile in tile(1), seed in any::<u64>()) {
+        assert_equal(&Scaled::new(tile, &mut Numbers::new(seed)));
+    }
+
+    #[test]
+    fn added_tiles_of_small_quads_have_the_bits_of_the_reference(tile in tile(2), seed in any::<u64>()) {
+        assert_equal(&SmallQuads(Scaled::new(tile.with_small_quads(), &mut Numbers::new(seed))));
     }
 
     #[test]
@@ -472,6 +486,19 @@ fn arguments_that_do_not_fit_are_refused() {
     assert_panics(&Product { b_stride: usize::MAX, ..product });
 }
 
+/// The kernel for AVX2 adds two blocks' products at once.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn small_quads_need_an_even_number_of_blocks() {
+    let Some(kernel) = Avx2::new() else { return };
+    let tile = |steps| {
+        Tile::new(2, steps, &[0; 2 * 6 * GROUP][..2 * steps * GROUP], &vec![0; 2 * steps * GROUP * LANES])
+    };
+    let call = |tile| std::panic::catch_unwind(|| kernel.call(SmallQuads(tile)));
+    assert!(call(tile(6)).is_ok());
+    assert!(call(tile(5)).is_err());
+}
+
 /// With as many inputs as fit into several parts of a panel, and with so many that sums exceed an `i32`.
 #[test]
 fn extreme_sums_do_not_saturate() {
@@ -486,6 +513,23 @@ fn extreme_sums_do_not_saturate() {
             let expected = expected.wrapping_mul(inputs as i32);
             for (instructions, found) in results(&tile) {
                 assert_eq!(found, vec![[[expected; LANES]; 2]; row_count], "{instructions}, {inputs}");
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_sums_of_small_quads_do_not_saturate() {
+    for quad in [[32, 32, 32, 32], [127, 1, 0, 0], [0, 64, 0, 64], [1, 0, 127, 0]] {
+        for (row_count, sign) in [(1, 1), (4, -1), (11, 1)] {
+            let [a, b, c, d]: [u8; 4] = quad.map(|weight: i8| (sign * weight).cast_unsigned());
+            // The other quads have the opposite sign.
+            let [e, f, g, h] = [a, b, c, d].map(u8::wrapping_neg);
+            let blocks = [[a, b, e, f], [c, d, g, h]].map(|group| group.repeat(LANES)).concat();
+            let tile = Tile::new(row_count, 6, &vec![255; row_count * 6 * GROUP], &blocks.repeat(6));
+            assert_equal(&SmallQuads(tile.clone()));
+            for (instructions, found) in results(&SmallQuads(tile)) {
+                assert_eq!(found, vec![[[0; LANES]; 2]; row_count], "{instructions}");
             }
         }
     }

@@ -14,7 +14,7 @@ use std::{
     mem::{MaybeUninit, size_of},
 };
 
-use super::{Avx2, Bits256, Int8Products, Maddubs, store};
+use super::{Avx2, Bits256, Int8Products, bytes::Maddubs, store};
 use crate::kernel::{Block, GROUP, KernelFn, LANES, MAX_TILE_ROWS, Sums, part, with_row_count};
 
 /// Products by `vpmaddwd`, which multiplies 16-bit integers.
@@ -46,7 +46,7 @@ impl Int8Products for Madd {
     const ACTIVATION_SIZE: usize = SIZE;
     const ROW_END_SIZE: usize = size_of::<i32>();
     const TILE_ROWS: usize = MAX_TILE_ROWS;
-    const HAS_SMALL_PAIRS: bool = true;
+    const HAS_SMALL_QUADS: bool = true;
 
     fn new() -> Option<Self> {
         Some(Self(()))
@@ -58,7 +58,7 @@ impl Int8Products for Madd {
     }
 
     #[inline(always)]
-    fn call_for_small_pairs<F: KernelFn>(_: Avx2, function: F) -> F::Output {
+    fn call_for_small_quads<F: KernelFn>(_: Avx2, function: F) -> F::Output {
         function.call(Bits256(Maddubs(())))
     }
 
