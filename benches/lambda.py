@@ -35,8 +35,12 @@ medians. BERT-base and DeBERTa-base have random weights and the published dimens
 with a real one of 30,000 or 128,000 tokens, the start takes longer. Texts per second are for requests with 32 \
 texts, 57 tokens each on average. Dollars are computed as above. {processor}.
 """
-# For each model: its name in the table, and the shape that is made for it.
-MODELS = {"all-MiniLM-L6-v2": None, "BERT-base": "bert-base", "DeBERTa-base": "deberta-base"}
+# For each model in the table: the shape that is made for it, and its task.
+MODELS = {
+    "all-MiniLM-L6-v2": None, "BERT-base": ("bert-base", "feature-extraction"),
+    "DeBERTa-base": ("deberta-base", "text-classification"),
+}
+PATHS = {"feature-extraction": "embed", "text-classification": "predict"}
 # Tokens per text, and requests per process.
 LENGTHS = {12: 60, 128: 20}
 STARTS = 5
@@ -57,16 +61,17 @@ def event(path, body):
     return json.dumps(found).encode()
 
 
-def bundle(kivu, folder, shape):
+def bundle(kivu, folder, shape, task):
     out = folder / "bundles" / shape
     if not (out / "manifest.toml").exists():
-        source = folder / "models" / shape
+        source, recipe = folder / "models" / shape, folder / "models" / f"{shape}.toml"
         shutil.rmtree(source, ignore_errors=True)
         shapes.make(shape, source)
+        recipe.write_text(shapes.RECIPE.format(shape=shape, task=task))
         # Random weights say nothing about quality, so few texts suffice.
         lines = (ROOT / "compiler/src/sentences.txt").read_text().splitlines()[:20]
         (folder / "texts.txt").write_text("\n".join(lines) + "\n")
-        command = [kivu, "build", source, "--out", out, "--name", shape, "--precision", "int8", "--texts", folder / "texts.txt"]
+        command = [kivu, "build", recipe, "--out", out, "--texts", folder / "texts.txt"]
         subprocess.run(command, check=True, stdout=sys.stderr)
         shutil.rmtree(source)
     return out
@@ -74,14 +79,14 @@ def bundle(kivu, folder, shape):
 
 def run(options, name, model, megabytes):
     """The table's cells for one model."""
-    path = "predict" if MODELS[name] == "deberta-base" else "embed"
+    _, task = MODELS[name] or (None, "feature-extraction")
     variables = {
         "KIVU_MODELS": str(model.resolve()), "KIVU_INSTRUCTIONS": options.instructions, "KIVU_HOME": os.environ.get("KIVU_HOME", str(ROOT / ".kivu")),
         "HOME": os.environ["HOME"],
     }
     starts, peaks, medians = [], [], []
     for tokens, requests in LENGTHS.items():
-        memory.Api.event = event(path, {"inputs": text(tokens)})
+        memory.Api.event = event(PATHS[task], {"inputs": text(tokens)})
         runs = [memory.measure(options.function.resolve(), options.port, megabytes, requests, variables) for _ in range(STARTS)]
         starts += [started for started, _, _ in runs]
         peaks += [peak for _, _, peak in runs]
@@ -89,7 +94,7 @@ def run(options, name, model, megabytes):
         medians.append(statistics.median(time for _, times, _ in runs for time in times[1:]))
     rate = "–"
     if MODELS[name] is None:
-        memory.Api.event = event(path, {"inputs": MIXED})
+        memory.Api.event = event(PATHS[task], {"inputs": MIXED})
         _, times, _ = memory.measure(options.function.resolve(), options.port, megabytes, MIXED_REQUESTS, variables)
         rate = f"{1000 * len(MIXED) / statistics.median(times[1:]):.0f}"
     cost = 1e6 * (math.ceil(medians[-1]) / 1000 * megabytes / 1024 * memory.GB_SECOND + memory.REQUEST)
@@ -113,7 +118,7 @@ def main():
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     rows = [["model", "bundle", "MB", "start, ms", *lengths, "texts/s", "peak", f"US dollars per million texts with {max(LENGTHS)} tokens"]]
     rows.append(["---"] * len(rows[0]))
-    models = {name: bundle(options.kivu, options.folder, MODELS[name]) if MODELS[name] else options.minilm for name in options.models}
+    models = {name: bundle(options.kivu, options.folder, *MODELS[name]) if MODELS[name] else options.minilm for name in options.models}
     for name, model in models.items():
         rows += [run(options, name, model, megabytes) for megabytes in options.megabytes]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -86,21 +86,6 @@ TASKS = {
     "embedding": "feature-extraction", "reranking": "text-ranking", "classification": "text-classification",
     "entities": "token-classification",
 }
-# Differences to fp32 say nothing about random weights, so none is too large.
-RECIPE = """name = "{shape}"
-task = "{task}"
-precision = "int8"
-
-[source]
-folder = "{shape}"
-
-[quality]
-mean_cosine = 0
-worst_cosine = 0
-neighbours = 0
-agreement = 0
-mean_difference = 1000
-"""
 # Texts for the build, and tokens per text with the measured requests.
 TEXTS, LENGTHS = 20, {12: 30, 128: 10}
 INTRODUCTION = """## Popular models by shape
@@ -190,7 +175,7 @@ def measure(kivu, folder, shape, port, small):
         shutil.rmtree(old, ignore_errors=True)
     try:
         shapes.make(shape, source, small)
-        recipe.write_text(RECIPE.format(shape=shape, task=TASKS[KINDS[shape]]))
+        recipe.write_text(shapes.RECIPE.format(shape=shape, task=TASKS[KINDS[shape]]))
         start = time.perf_counter()
         command = [kivu, "build", recipe, "--out", bundle, "--texts", texts, "--json"]
         built = subprocess.run(command, capture_output=True, text=True)
