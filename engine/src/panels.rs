@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::{
     array::Array,
-    kernel::{Block, GROUP, MAX_QUAD_SUM},
+    kernel::{Block, GROUP, LANES, MAX_QUAD_SUM},
 };
 
 /// Weights of a linear layer: 16 outputs per panel, as `inputs` / 4 blocks.
@@ -23,25 +23,45 @@ impl Panels {
 
     /// Whether all weights have [small quads](crate::kernel#small-quads).
     pub fn have_small_quads(&self) -> bool {
-        *self.small_quads.get_or_init(|| are_small(&self.blocks))
+        *self.small_quads.get_or_init(|| have_small_quads(&self.blocks))
     }
 }
 
-fn are_small(blocks: &[Block]) -> bool {
+/// A block in 16 bits: a word per pair of a column's inputs.
+type Words = [i16; LANES * GROUP / 2];
+
+/// Pairs of blocks between comparisons.
+const PART: usize = 64;
+
+fn have_small_quads(blocks: &[Block]) -> bool {
     let (pairs, rest) = blocks.as_chunks();
-    rest.is_empty() && pairs.iter().all(has_small_quads)
+    rest.is_empty() && pairs.chunks(PART).all(|pairs| largest_sum(pairs) <= MAX_QUAD_SUM)
 }
 
-fn has_small_quads([first, second]: &[Block; 2]) -> bool {
-    let columns = first.iter().zip(second);
-    let quads = columns.flat_map(|([a, b, c, d], [e, f, g, h])| [[*a, *b, *e, *f], [*c, *d, *g, *h]]);
-    let most = quads.fold(0, |most, quad| {
-        let sum = |weights: [i16; GROUP]| weights.iter().sum::<i16>();
-        let weights = quad.map(i16::from);
-        most.max(sum(weights.map(|weight| weight.max(0)))).max(-sum(weights.map(|weight| weight.min(0))))
-    });
-    // Without a branch per quad, so that it becomes vector instructions.
-    most <= MAX_QUAD_SUM
+/// The largest sum of a quad's positive weights, or of its negative ones in magnitude. Per word, so that it becomes vector
+/// instructions.
+fn largest_sum(pairs: &[[Block; 2]]) -> i16 {
+    let mut most: Words = [0; _];
+    for pair in pairs {
+        let [first, second] = pair.each_ref().map(words);
+        for ((most, first), second) in most.iter_mut().zip(first).zip(second) {
+            let (mut positive, mut negative) = (0, 0);
+            for weight in [first << 8 >> 8, first >> 8, second << 8 >> 8, second >> 8] {
+                positive += weight.max(0);
+                negative -= weight.min(0);
+            }
+            *most = positive.max(negative).max(*most);
+        }
+    }
+    most.into_iter().fold(0, i16::max)
+}
+
+fn words(block: &Block) -> Words {
+    let mut words = [0; _];
+    for (word, pair) in words.iter_mut().zip(block.as_flattened().as_chunks().0) {
+        *word = i16::from_le_bytes(pair.map(i8::cast_unsigned));
+    }
+    words
 }
 
 impl<A: Into<Array<Block>>> From<A> for Panels {
@@ -53,7 +73,6 @@ impl<A: Into<Array<Block>>> From<A> for Panels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::{GROUP, LANES};
 
     /// Blocks of zeros, but for the quad of inputs 2 and 3 of one column.
     fn blocks(quad: [i8; 4]) -> [Block; 2] {
@@ -74,7 +93,7 @@ mod tests {
             let sum = |weights: fn(i32) -> i32| 255 * quad.map(i32::from).map(weights).iter().sum::<i32>();
             let extremes = [sum(|weight| weight.max(0)), sum(|weight| weight.min(0))];
             let fits = extremes.iter().all(|sum| i16::try_from(*sum).is_ok());
-            assert_eq!(has_small_quads(&blocks(quad)), fits, "{quad:?}");
+            assert_eq!(have_small_quads(&blocks(quad)), fits, "{quad:?}");
         }
     }
 
