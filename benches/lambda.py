@@ -35,9 +35,9 @@ medians. BERT-base and DeBERTa-base have random weights and the published dimens
 with a real one of 30,000 or 128,000 tokens, the start takes longer. Texts per second are for requests with 32 \
 texts, 57 tokens each on average. Dollars are computed as above. {processor}.
 """
-# For each model in the table: the shape that is made for it, and its task.
+# For each model in the table: the shape that is made for it, if any, and its task.
 MODELS = {
-    "all-MiniLM-L6-v2": None, "BERT-base": ("bert-base", "feature-extraction"),
+    "all-MiniLM-L6-v2": (None, "feature-extraction"), "BERT-base": ("bert-base", "feature-extraction"),
     "DeBERTa-base": ("deberta-base", "text-classification"),
 }
 PATHS = {"feature-extraction": "embed", "text-classification": "predict"}
@@ -79,7 +79,7 @@ def bundle(kivu, folder, shape, task):
 
 def run(options, name, model, megabytes):
     """The table's cells for one model."""
-    _, task = MODELS[name] or (None, "feature-extraction")
+    shape, task = MODELS[name]
     variables = {
         "KIVU_MODELS": str(model.resolve()), "KIVU_INSTRUCTIONS": options.instructions, "KIVU_HOME": os.environ.get("KIVU_HOME", str(ROOT / ".kivu")),
         "HOME": os.environ["HOME"],
@@ -93,7 +93,7 @@ def run(options, name, model, megabytes):
         # The first response warms up.
         medians.append(statistics.median(time for _, times, _ in runs for time in times[1:]))
     rate = "–"
-    if MODELS[name] is None:
+    if shape is None:
         memory.Api.event = event(PATHS[task], {"inputs": MIXED})
         _, times, _ = memory.measure(options.function.resolve(), options.port, megabytes, MIXED_REQUESTS, variables)
         rate = f"{1000 * len(MIXED) / statistics.median(times[1:]):.0f}"
@@ -118,7 +118,7 @@ def main():
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     rows = [["model", "bundle", "MB", "start, ms", *lengths, "texts/s", "peak", f"US dollars per million texts with {max(LENGTHS)} tokens"]]
     rows.append(["---"] * len(rows[0]))
-    models = {name: bundle(options.kivu, options.folder, *MODELS[name]) if MODELS[name] else options.minilm for name in options.models}
+    models = {name: bundle(options.kivu, options.folder, *MODELS[name]) if MODELS[name][0] else options.minilm for name in options.models}
     for name, model in models.items():
         rows += [run(options, name, model, megabytes) for megabytes in options.megabytes]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -247,7 +247,7 @@ fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> FittedL
     FittedLayer { columns, block, rows, bias }
 }
 
-/// A precision's form of a layer.
+/// How a precision stores a layer.
 #[derive(Clone, Copy)]
 struct Form {
     /// Inputs that share a scale.
@@ -258,7 +258,7 @@ struct Form {
 impl Form {
     fn new(inputs: usize, precision: Precision) -> Self {
         match precision {
-            Precision::Int8Blocks => Self { block: small_block(inputs), permitted: Permitted::All },
+            Precision::Int8Blocks => Self { block: small_block(inputs), permitted: Permitted::Any },
             _ => Self { block: block(inputs), permitted: Permitted::SmallQuads },
         }
     }
@@ -503,8 +503,10 @@ mod tests {
             (720, 720, 48),
             (736, 368, 32),
         ] {
-            let found =
-                [Precision::Int8, Precision::Int8Blocks].map(|precision| Form::new(inputs, precision).block);
+            let forms =
+                [Precision::Int8, Precision::Int8Blocks].map(|precision| Form::new(inputs, precision));
+            assert_eq!(forms.map(|form| form.permitted), [Permitted::SmallQuads, Permitted::Any], "{inputs}");
+            let found = forms.map(|form| form.block);
             assert_eq!(found, [in_int8, in_blocks], "{inputs}");
             for block in found {
                 assert!(inputs.is_multiple_of(block) && block.is_multiple_of(LANES), "{inputs}");

@@ -38,7 +38,7 @@ fn have_small_quads(blocks: &[Block]) -> bool {
     rest.is_empty() && pairs.chunks(PART).all(|pairs| largest_sum(pairs) <= MAX_QUAD_SUM)
 }
 
-/// The largest sum of a quad's positive weights, or of its negative ones in magnitude. Per word, so that it becomes vector
+/// The largest positive or negative sum in a quad, in magnitude. Calculated per word, so that it becomes vector
 /// instructions.
 fn largest_sum(pairs: &[[Block; 2]]) -> i16 {
     let mut most: Words = [0; _];
@@ -74,7 +74,7 @@ impl<A: Into<Array<Block>>> From<A> for Panels {
 mod tests {
     use super::*;
 
-    /// Blocks of zeros, but for the quad of inputs 2 and 3 of one column.
+    /// Two blocks that are zero except in the last column's second quad.
     fn blocks(quad: [i8; 4]) -> [Block; 2] {
         let mut blocks = [[[0; GROUP]; LANES]; 2];
         for (block, pair) in blocks.iter_mut().zip(quad.as_chunks::<2>().0) {

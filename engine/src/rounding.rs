@@ -38,17 +38,17 @@ pub struct Weights<'a> {
 /// Which integers are permitted, between −127 and 127.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permitted {
-    /// All.
-    All,
+    /// Any.
+    Any,
     /// Those in [small quads](crate::kernel#small-quads). Scales are larger.
     SmallQuads,
 }
 
 impl Permitted {
-    /// Maximum sum of a quad's positive integers, and of its negative ones in magnitude.
+    /// Maximum magnitude for a quad's positive and negative sum.
     fn max_sum(self) -> f32 {
         match self {
-            Self::All => f32::INFINITY,
+            Self::Any => f32::INFINITY,
             Self::SmallQuads => f32::from(MAX_QUAD_SUM),
         }
     }
@@ -155,7 +155,7 @@ fn quads(inputs: usize) -> impl Iterator<Item = [usize; 4]> {
     (0..inputs).filter(|input| input & WITHIN_QUAD == 0).map(quad)
 }
 
-/// The sum of a quad's positive numbers, and that of its negative ones in magnitude.
+/// A quad's positive and negative sum, in magnitude.
 fn sums(quad: [f32; 4]) -> [f32; 2] {
     quad.iter()
         .fold([0.0; 2], |[positive, negative], value| [positive + value.max(0.0), negative - value.min(0.0)])
@@ -323,7 +323,7 @@ mod tests {
                 .flat_map(|quad| sums(quad.map(|place| f32::from(rounded.integers[place]))));
             assert!(sums.fold(0.0, f32::max) <= Permitted::SmallQuads.max_sum());
             // Scales are smaller without this limit.
-            let any = error(&rows, &weights, &round(Permitted::All), block);
+            let any = error(&rows, &weights, &round(Permitted::Any), block);
             assert!(any < 0.8 * after, "{block}: {any}, {after}");
         }
     }
@@ -358,7 +358,7 @@ mod tests {
         ] {
             assert_eq!(scale(&weights, Permitted::SmallQuads), expected, "{weights:?}");
             let largest = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs()));
-            assert_eq!(scale(&weights, Permitted::All), largest / 127.0, "{weights:?}");
+            assert_eq!(scale(&weights, Permitted::Any), largest / 127.0, "{weights:?}");
         }
     }
 

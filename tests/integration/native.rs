@@ -436,7 +436,7 @@ fn wider_bert(folder: &Path) -> PathBuf {
         let wider = |(axis, side): (usize, &usize)| if is_table && axis == 0 { *side } else { 4 * side };
         let shape: Vec<usize> = tensor.shape().iter().enumerate().map(wider).collect();
         let center = if name.ends_with("LayerNorm.weight") { 1.0 } else { 0.0 };
-        // Few large numbers, as in trained weights: with more, small quads would need scales twice as large.
+        // Few large numbers, as in trained weights: with more, small quads need scales so large that fitting does not pay.
         let mut number = || center + ((0..4).map(|_| random.f32()).sum::<f32>() - 2.0).powi(3) * 0.15;
         let numbers = (0..shape.iter().product::<usize>()).flat_map(|_| number().to_le_bytes());
         (name.to_owned(), shape, numbers.collect::<Vec<u8>>())

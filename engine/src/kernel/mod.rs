@@ -71,7 +71,7 @@ pub type Lanes = [f32; LANES];
 pub type Sums = [i32; LANES];
 /// Weights for four inputs and 16 columns.
 pub type Block = [[i8; GROUP]; LANES];
-/// Maximum sum of a [small quad](self#small-quads)'s positive weights, and of its negative ones in magnitude.
+/// Maximum magnitude for a [small quad](self#small-quads)'s positive and negative sum.
 pub const MAX_QUAD_SUM: i16 = i16::MAX / u8::MAX as i16;
 /// Inputs per block.
 pub const GROUP: usize = 4;

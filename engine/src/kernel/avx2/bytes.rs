@@ -1,4 +1,4 @@
-//! 8-bit products of bytes as they are stored: by AVX-VNNI, and by AVX2 for weights with
+//! 8-bit products without widened factors: by AVX-VNNI, and by AVX2 for weights with
 //! [small quads](crate::kernel#small-quads).
 
 use std::{arch::x86_64::*, array::from_fn};
@@ -11,7 +11,7 @@ use crate::kernel::{
 /// Prefetch distance in panel blocks: 8 KiB.
 const PREFETCHED_BLOCKS: usize = 128;
 
-/// Implements [`Int8Products`] with a function `multiply`, which has a form for each number of rows in a list. The first
+/// Implements [`Int8Products`] with a function `multiply`, which has a form for each row count in a list. The first
 /// rows of a tile prefetch weights; the others find them in the cache.
 macro_rules! byte_products {
     ($name:ident, $features:literal, $detected:expr, [$($number:literal)*]) => {
