@@ -7,6 +7,7 @@ use crate::{
     distances::{DistanceTerms, HeadVectors, QUERIES},
     kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
     math::{activate, exp, largest, sum},
+    numbers::Numbers,
     program::{Activation, Attention, AttentionWindow, DistanceBias},
 };
 
@@ -16,14 +17,14 @@ pub(crate) struct Head {
     /// Width of a query, key or value.
     pub(crate) size: usize,
     /// One query per row.
-    pub(crate) queries: Vec<f32>,
+    pub(crate) queries: Numbers,
     /// One key per row.
-    pub(crate) keys: Vec<f32>,
+    pub(crate) keys: Numbers,
     /// One value per row, [`Head::value_stride`] numbers each.
-    pub(crate) values: Vec<f32>,
+    pub(crate) values: Numbers,
     /// Transposed keys, in panels of 32 keys.
-    panels: Vec<f32>,
-    scores: Vec<f32>,
+    panels: Numbers,
+    scores: Numbers,
     terms: DistanceTerms,
 }
 

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::{
     kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
+    numbers::Numbers,
     program::DistanceVectors,
 };
 
@@ -27,15 +28,15 @@ const _: () = assert!(BLOCK.is_multiple_of(QUERIES) && COLUMNS.is_multiple_of(QU
 #[derive(Debug, Default)]
 pub(crate) struct DistanceTerms {
     /// Vectors for a text's distances that queries, and that keys are multiplied by: panels of 32 columns.
-    panels: [Vec<f32>; 2],
+    panels: [Numbers; 2],
     /// The tables' column with which the panels begin.
     first_column: u32,
     /// Products of rows with a range of panels, before far distances are told apart.
-    shared: Vec<f32>,
+    shared: Numbers,
     /// The same, with a column per distance.
-    products: Vec<f32>,
+    products: Numbers,
     /// The keys' terms, a row per query of a block.
-    of_keys: Vec<f32>,
+    of_keys: Numbers,
 }
 
 /// Products in rows: the first is at `offset` in each row of `width` numbers.

@@ -15,6 +15,7 @@ mod experts;
 pub mod kernel;
 mod linear;
 mod math;
+mod numbers;
 pub mod panels;
 pub mod program;
 pub mod rotary;

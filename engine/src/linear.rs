@@ -8,6 +8,7 @@ use crate::{
         ScaledTile, Sums, row_size,
     },
     math::{activate, largest, smallest, sum},
+    numbers::Numbers,
     program::{Activation, Dense, InputScaling, Linear},
 };
 
@@ -18,7 +19,7 @@ pub(crate) struct Quantized {
     /// In the kernel's format.
     activations: Vec<u8>,
     /// A row's block after its layer's factors and offsets.
-    scaled: Vec<Lanes>,
+    scaled: Numbers,
     part: Box<Part>,
 }
 
@@ -144,7 +145,8 @@ fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Q
     let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
     ranges.resize(input.len() / layer.block, RowRange::default());
     activations.resize(ranges.len() * size, 0);
-    scaled.resize(layer.block / LANES, [0.0; LANES]);
+    scaled.resize(layer.block, 0.0);
+    let scaled = scaled.as_chunks_mut().0;
     for (tile, input) in input.chunks(K::TILE_ROWS * layer.inputs).enumerate() {
         let rows = input.len() / layer.inputs;
         // Loops: what iterator adapters call in the standard library is not compiled for the kernel.
@@ -163,7 +165,7 @@ fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Q
                     }
                     Some(scaling) => {
                         let columns = block * values.len();
-                        extent.include_scaled(kernel, values, scaling, (columns, &mut scaled[..]));
+                        extent.include_scaled(kernel, values, scaling, (columns, &mut *scaled));
                         quantize_block(kernel, &extent, scaled, out)
                     }
                 };

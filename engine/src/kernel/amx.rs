@@ -12,8 +12,8 @@ use std::{
 };
 
 use super::{
-    Avx512Vnni, Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, RowsMut,
-    ScaledTile, Sums, Totals, assert_tile, avx512, part, row_size, with_row_count,
+    Avx512Vnni, Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_TILE_ROWS, Panel, Rows, RowsMut,
+    ScaledTile, Sums, Totals, assert_tile, avx512, row_size,
 };
 
 /// AMX with 8-bit products, and AVX-512 with VNNI.
@@ -153,22 +153,15 @@ impl Kernel for AmxInt8 {
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
         assert_tile::<Self>(rows, &panels, out.len());
-        let [left, right] = [panels[0].blocks, panels[1].blocks];
-        let size = row_size::<Self>(left.len() * GROUP);
-        if is_whole(left) {
-            // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-            unsafe {
+        let panels_are_whole = is_whole(panels[0].blocks);
+        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
+        unsafe {
+            if panels_are_whole {
                 configure(out.len());
-                multiply(rows, [left, right], out);
+                multiply(rows, [panels[0].blocks, panels[1].blocks], out);
+            } else {
+                avx512::tile(self, rows, panels, out);
             }
-            return;
-        }
-        let part = part(out.len(), MAX_ROWS);
-        for (rows, out) in rows.chunks(part * size).zip(out.chunks_mut(part)) {
-            // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-            with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-                avx512::tile::<R>((rows, size), left, right, out);
-            });
         }
     }
 
@@ -180,12 +173,12 @@ impl Kernel for AmxInt8 {
         totals: &mut [[Lanes; 2]],
         out: Option<RowsMut<'_>>,
     ) {
-        assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
         if is_whole(tile.panels[0].blocks) {
             self.tile(tile.rows, tile.panels, sums);
             Totals::new(self, tile, totals, out).add_all(sums);
         } else {
-            self.add_narrow_tile(tile, totals, out);
+            // SAFETY: `self` is proof that the processor has the features.
+            unsafe { avx512::add_tile(self, tile, totals, out) }
         }
     }
 }
@@ -194,27 +187,6 @@ impl Kernel for AmxInt8 {
 #[inline(always)]
 fn is_whole(blocks: &[Block]) -> bool {
     !blocks.is_empty() && blocks.len().is_multiple_of(STEP)
-}
-
-impl AmxInt8 {
-    /// [`Kernel::add_tile`] without matrix registers.
-    fn add_narrow_tile(self, tile: &ScaledTile<'_>, totals: &mut [[Lanes; 2]], mut out: Option<RowsMut<'_>>) {
-        assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
-        let size = row_size::<Self>(tile.panels[0].blocks.len() * GROUP);
-        let part = part(totals.len(), MAX_ROWS);
-        let parts = tile.rows.chunks(part * size).zip(tile.ranges.chunks(part));
-        for (index, ((rows, ranges), totals)) in parts.zip(totals.chunks_mut(part)).enumerate() {
-            let tile = ScaledTile { rows, ranges, ..*tile };
-            let out = out.as_mut().map(|RowsMut { values, stride }| RowsMut {
-                values: &mut values[index * part * *stride..],
-                stride: *stride,
-            });
-            // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-            with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-                avx512::add_tile::<R>(self, (&tile, size), totals, out);
-            });
-        }
-    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]

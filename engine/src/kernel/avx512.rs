@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
-    assert_product, assert_tile, intrinsics, row_size, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, RowsMut, ScaledTile,
+    Sums, Totals, assert_product, assert_tile, intrinsics, part, row_size, with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -32,6 +32,8 @@ impl Avx512Vnni {
 
 impl Kernel for Avx512Vnni {
     type F32x16 = __m512;
+
+    const TILE_ROWS: usize = MAX_TILE_ROWS;
 
     intrinsics! {
         fn load(values: &Lanes) -> __m512 { _mm512_loadu_ps(values.as_ptr()) }
@@ -72,11 +74,8 @@ impl Kernel for Avx512Vnni {
     }
 
     fn tile(self, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
-        assert_tile::<Self>(rows, &panels, out.len());
-        let [left, right] = [panels[0].blocks, panels[1].blocks];
-        let size = row_size::<Self>(left.len() * GROUP);
-        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe { tile::<R>((rows, size), left, right, out) });
+        // SAFETY: `self` is proof that the processor has the features.
+        unsafe { tile(self, rows, panels, out) }
     }
 
     fn add_tile(
@@ -86,12 +85,8 @@ impl Kernel for Avx512Vnni {
         totals: &mut [[Lanes; 2]],
         out: Option<RowsMut<'_>>,
     ) {
-        assert_tile::<Self>(tile.rows, &tile.panels, totals.len());
-        let size = row_size::<Self>(tile.panels[0].blocks.len() * GROUP);
-        // SAFETY: `self` is proof that the processor has the features. The row length was asserted.
-        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            add_tile::<R>(self, (tile, size), totals, out);
-        });
+        // SAFETY: `self` is proof that the processor has the features.
+        unsafe { add_tile(self, tile, totals, out) }
     }
 
     fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
@@ -141,29 +136,60 @@ fn transpose(mut rows: [__m512; LANES]) -> [__m512; LANES] {
     columns
 }
 
-/// # Safety
-/// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
+/// [`Kernel::tile`] with products by VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn tile<const R: usize>(
-    rows: (&[u8], usize),
-    left: &[Block],
-    right: &[Block],
-    out: &mut [[Sums; 2]; R],
+pub(super) fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
+    assert_tile::<K>(rows, &panels, out.len());
+    let panels = [panels[0].blocks, panels[1].blocks];
+    let size = row_size::<K>(panels[0].len() * GROUP);
+    let part = part(out.len(), MAX_ROWS);
+    for (index, out) in out.chunks_mut(part).enumerate() {
+        let rows = &rows[index * part * size..];
+        // SAFETY: the row length was asserted.
+        with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
+            multiply::<R, true>((rows, size), panels, |sums| {
+                for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
+                    // `Sums` is 64 bytes long, as is a register.
+                    _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums);
+                }
+            });
+        });
+    }
+}
+
+/// [`Kernel::add_tile`] with products by VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
+    kernel: K,
+    tile: &ScaledTile<'_>,
+    totals: &mut [[Lanes; 2]],
+    mut out: Option<RowsMut<'_>>,
 ) {
-    let store = |sums: &[[__m512i; 2]; R]| {
-        for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
-            // SAFETY: `Sums` is 64 bytes long, as is a register.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums) };
-        }
-    };
-    // SAFETY: per this function's contract.
-    unsafe { multiply(rows, [left, right], store) }
+    assert_tile::<K>(tile.rows, &tile.panels, totals.len());
+    assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
+    let size = row_size::<K>(tile.panels[0].blocks.len() * GROUP);
+    let part = part(totals.len(), MAX_ROWS);
+    let parts = tile.ranges.chunks(part).zip(totals.chunks_mut(part));
+    for (index, (ranges, totals)) in parts.enumerate() {
+        let tile = ScaledTile { rows: &tile.rows[index * part * size..], ranges, ..*tile };
+        let out = out.as_mut().map(|RowsMut { values, stride }| RowsMut {
+            values: &mut values[index * part * *stride..],
+            stride: *stride,
+        });
+        // SAFETY: the row length was asserted.
+        with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
+            match index {
+                0 => add_rows::<R, true>(kernel, (&tile, size), totals, out),
+                _ => add_rows::<R, false>(kernel, (&tile, size), totals, out),
+            }
+        });
+    }
 }
 
 /// # Safety
 /// The tile has `R` rows of `size` bytes, each with one activation per input in the panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn add_tile<const R: usize>(
+unsafe fn add_rows<const R: usize, const PREFETCHES: bool>(
     kernel: impl Kernel<F32x16 = __m512>,
     (tile, size): (&ScaledTile<'_>, usize),
     totals: &mut [[Lanes; 2]; R],
@@ -181,15 +207,17 @@ pub(super) unsafe fn add_tile<const R: usize>(
         }
     };
     // SAFETY: per this function's contract.
-    unsafe { multiply((tile.rows, size), [tile.panels[0].blocks, tile.panels[1].blocks], add) }
+    unsafe {
+        multiply::<R, PREFETCHES>((tile.rows, size), [tile.panels[0].blocks, tile.panels[1].blocks], add)
+    }
 }
 
-/// Calls `finish` with the sums of `R` rows, in registers.
+/// Calls `finish` with the sums of `R` rows, in registers. Later rows find the blocks that the first ones prefetch.
 ///
 /// # Safety
 /// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn multiply<const R: usize>(
+unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
     (rows, size): (&[u8], usize),
     [left, right]: [&[Block]; 2],
     finish: impl FnOnce(&[[__m512i; 2]; R]),
@@ -197,7 +225,9 @@ unsafe fn multiply<const R: usize>(
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
     // SAFETY: a block is 64 bytes long, as is a register. Any address may be prefetched.
     let load = |block: &Block| unsafe {
-        _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+        if PREFETCHES {
+            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+        }
         _mm512_loadu_si512((&raw const *block).cast())
     };
     for (step, (left, right)) in left.iter().zip(right).enumerate() {

@@ -6,6 +6,7 @@ use super::{Run, rows::copy_rows};
 use crate::{
     attention::{Head, Scores},
     kernel::Kernel,
+    numbers::Numbers,
     program::{Attention, Per, Program, Value, View},
 };
 
@@ -55,7 +56,7 @@ pub(super) fn attend<K: Kernel>(
 
 /// Copies a head's columns into rows that are `stride` numbers apart.
 #[inline(always)]
-fn copy_head(run: &Run, (value, view): (Value, View), rows: Range<usize>, stride: usize, out: &mut Vec<f32>) {
+fn copy_head(run: &Run, (value, view): (Value, View), rows: Range<usize>, stride: usize, out: &mut Numbers) {
     out.resize(rows.len() * stride, 0.0);
     let mut start = rows.start;
     while start < rows.end {

@@ -4,6 +4,7 @@ use super::{MAX_BLOCK_ROWS, Run, Scratch};
 use crate::{
     kernel::{Kernel, LANES},
     linear::linear,
+    numbers::Numbers,
     program::{Largest, Program},
 };
 
@@ -17,7 +18,7 @@ pub(super) fn largest_outputs<K: Kernel>(
     scratch: &mut Scratch,
 ) {
     let Scratch { values, quantized, .. } = scratch;
-    values.resize_with(values.len().max(2), Vec::new);
+    values.resize_with(values.len().max(2), Numbers::default);
     let [rows, outputs, ..] = &mut values[..] else { return };
     let (input, panels) = (program.values[largest.input], largest.panels(task));
     let width = panels.len() * LANES;

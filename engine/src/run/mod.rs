@@ -20,6 +20,7 @@ use crate::{
     attention::Head,
     kernel::{LANES, MAX_TILE_ROWS},
     linear::Quantized,
+    numbers::Numbers,
     program::{Linear, Per, Program, RowOperation, Stage, Value, ValueId},
     spans::Spans,
 };
@@ -71,7 +72,7 @@ pub struct Run {
 }
 
 /// Parts per slot: row blocks, or for attention, a part per text and head.
-pub type Values = Vec<Vec<RwLock<Vec<f32>>>>;
+pub type Values = Vec<Vec<RwLock<Numbers>>>;
 
 #[derive(Clone, Copy, Debug)]
 struct HeadTask {
@@ -84,7 +85,7 @@ struct HeadTask {
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// A block's values, by slot.
-    values: Vec<Vec<f32>>,
+    values: Vec<Numbers>,
     quantized: Quantized,
     head: Head,
     spans: Spans,
@@ -226,7 +227,7 @@ impl Run {
             return out;
         }
         if program.spans(output).is_some() {
-            return self.part(value.slot, text).clone();
+            return self.part(value.slot, text).to_vec();
         }
         let rows = match value.per {
             Per::Token => self.texts[text].clone(),
@@ -255,11 +256,11 @@ impl Run {
         }
     }
 
-    fn part(&self, slot: usize, part: usize) -> RwLockReadGuard<'_, Vec<f32>> {
+    fn part(&self, slot: usize, part: usize) -> RwLockReadGuard<'_, Numbers> {
         self.values[slot][part].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn part_mut(&self, slot: usize, part: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
+    fn part_mut(&self, slot: usize, part: usize) -> RwLockWriteGuard<'_, Numbers> {
         self.values[slot][part].write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     kernel::{COLUMNS, Kernel, LANES},
     linear::{dense, linear},
     math::{activate, gate, normalize},
+    numbers::Numbers,
     program::{Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
 };
 
@@ -23,7 +24,7 @@ pub(super) fn rows<K: Kernel>(
     scratch: &mut Scratch,
 ) {
     let Scratch { values, quantized, observer, .. } = scratch;
-    values.resize_with(program.slots, Vec::new);
+    values.resize_with(program.slots, Numbers::default);
     let slot = |value: &ValueId| program.values[*value].slot;
     let first = block * run.block_rows;
     let rows = first..run.rows(stage.per).min(first + run.block_rows);
@@ -160,7 +161,7 @@ fn load_block(
     value: Value,
     load: &Load,
     (block, rows): (usize, &Range<usize>),
-    out: &mut Vec<f32>,
+    out: &mut Numbers,
 ) {
     match load.heads {
         Some(heads) => join_heads(run, value, heads, rows, out),
@@ -174,7 +175,7 @@ fn load_block(
 
 /// Joins all heads' contexts into rows.
 #[inline(always)]
-fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &mut Vec<f32>) {
+fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &mut Numbers) {
     let Value { per, width, slot } = value;
     out.resize(rows.len() * width, 0.0);
     let size = width / heads;

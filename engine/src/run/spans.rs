@@ -46,8 +46,11 @@ pub(super) fn score_spans<K: Kernel>(
     if head.marker.is_none() {
         buffers.labels.extend_from_slice(&run.labels[text]);
     }
+    let mut scores = Vec::new();
+    head.score(kernel, buffers, &mut scores);
     let mut out = run.part_mut(program.values[head.out].slot, text);
-    head.score(kernel, buffers, &mut out);
+    out.clear();
+    out.extend_from_slice(&scores);
 }
 
 impl SpanHead {
