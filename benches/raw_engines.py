@@ -34,6 +34,8 @@ def encoded(weights, texts):
     """Each text's model inputs, the longest first."""
     tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
     tokenizer.no_padding()
+    # The tokenizer's own limit is 128 tokens, which sentence-transformers replaces as well.
+    tokenizer.enable_truncation(json.loads((weights / "sentence_bert_config.json").read_text())["max_seq_length"])
     rows = sorted((row.ids for row in tokenizer.encode_batch(texts)), key=len, reverse=True)
     array = lambda values: np.array([values], dtype=np.int64)
     return [{"input_ids": array(ids), "attention_mask": array([1] * len(ids)), "token_type_ids": array([0] * len(ids))} for ids in rows]
