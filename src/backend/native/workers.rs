@@ -5,6 +5,8 @@
 //!   caller's thread instead, which saves two thread switches; the other idle threads help.
 //! - While no calls wait, idle threads execute tasks from the runs in progress, so one long text uses all CPUs; they
 //!   return to the queue at the next stage end.
+//! - A thread that has nothing to do waits awake for [`LINGER`] before it sleeps, and yields to others meanwhile: the
+//!   next run has its help at once, as waking a thread takes a good part of a short text's time.
 //! - Between the stages of a long run, its thread runs [short calls](MAX_SHORT_TOKENS) that wait, up to as many tokens as
 //!   the run itself has: a short text does not wait for a long one to end.
 //! - Calls that were cancelled, or whose deadline has passed, do not start; a run whose calls were all cancelled
@@ -21,6 +23,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use kivu_engine::run::{Run, Scratch, Text, Values};
@@ -42,6 +45,10 @@ const RUN_TOKENS: usize = 192;
 const MAX_SHORT_TOKENS: usize = 48;
 /// Runs with fewer tokens are not worth waking a thread that helps.
 const MIN_SHARED_TOKENS: usize = 12;
+/// The same if a thread is awake.
+const MIN_EASILY_SHARED_TOKENS: usize = 6;
+/// How long threads wait awake after a run. A client that sends one request after another returns earlier.
+const LINGER: Duration = Duration::from_micros(400);
 /// Calls with at least this many tokens are led by a woken thread rather than by a thread that serves connections.
 const MIN_LED_TOKENS: usize = 24;
 /// Products for which a thread that serves connections may be busy: a few milliseconds.
@@ -61,10 +68,13 @@ pub(super) struct Workers {
 #[derive(Debug)]
 struct Shared {
     model: NativeModel,
+    threads: NonZeroUsize,
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Number of calls in the queue.
     waiting: AtomicUsize,
+    /// Number of runs that idle threads can help with.
+    open: AtomicUsize,
     /// Number of calls that are not in the queue yet.
     arriving: AtomicUsize,
     /// Buffers from earlier runs, for reuse.
@@ -79,6 +89,8 @@ struct Queue {
     /// The runs that idle threads can help with.
     teams: Vec<Arc<Team>>,
     idle: usize,
+    /// Idle threads that are awake.
+    lingering: usize,
     /// Callers that lead runs, each in place of an idle thread.
     leading_callers: usize,
     is_closed: bool,
@@ -129,7 +141,7 @@ struct Progress {
 impl Workers {
     pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
         // If a thread cannot be started, this value's end stops those before it.
-        let workers = Self { shared: Arc::new(Shared::new(model)) };
+        let workers = Self { shared: Arc::new(Shared::new(model, threads)) };
         for number in 0..threads.get() {
             let shared = Arc::clone(&workers.shared);
             thread::Builder::new()
@@ -187,12 +199,14 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    fn new(model: NativeModel) -> Self {
+    fn new(model: NativeModel, threads: NonZeroUsize) -> Self {
         Self {
             model,
+            threads,
             queue: Mutex::default(),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
             arriving: AtomicUsize::new(0),
             memory: Mutex::default(),
             scratch: Mutex::default(),
@@ -218,8 +232,11 @@ impl Shared {
         } else {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             queue.calls.push_back(call);
+            let is_seen = queue.calls.len() <= queue.lingering;
             drop(queue);
-            self.changed.notify_one();
+            if !is_seen {
+                self.changed.notify_one();
+            }
         }
     }
 
@@ -232,29 +249,60 @@ impl Shared {
     /// Executes runs until the queue is closed and empty.
     fn work(&self) {
         let mut scratch = Scratch::default();
+        // Threads that were busy linger.
+        let (mut was_busy, mut has_place) = (false, true);
         let mut queue = self.lock();
         loop {
             if let Some(calls) = self.next_calls(&mut queue) {
                 drop(queue);
                 self.lead(calls, &mut scratch);
                 queue = self.lock();
-            } else if let Some(team) = queue.teams.pop() {
+                (was_busy, has_place) = (true, true);
+            } else if has_place && let Some(team) = queue.teams.pop() {
                 // Kept for the other idle threads.
                 queue.teams.insert(0, Arc::clone(&team));
                 drop(queue);
                 self.take_part(&team, &mut scratch, |_| self.waiting.load(Ordering::Relaxed) > 0);
                 queue = self.lock();
                 // All its tasks are taken, or calls are waiting; the leading thread finishes the run.
-                queue.teams.retain(|other| !Arc::ptr_eq(other, &team));
+                self.close(&mut queue, &team);
                 self.recycle(team);
+                was_busy = true;
             } else if queue.is_closed {
                 return;
             } else {
                 queue.idle += 1;
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                if was_busy && self.threads > NonZeroUsize::MIN {
+                    queue.lingering += 1;
+                    drop(queue);
+                    self.linger();
+                    queue = self.lock();
+                    queue.lingering -= 1;
+                    // A caller that leads has the place of an idle thread.
+                    has_place = queue.free() > 0;
+                } else {
+                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    has_place = true;
+                }
+                was_busy = false;
                 queue.idle -= 1;
             }
         }
+    }
+
+    /// Waits for calls, or for a run to help with.
+    fn linger(&self) {
+        let end = Instant::now() + LINGER;
+        let is_needed = || self.waiting.load(Ordering::Relaxed) + self.open.load(Ordering::Relaxed) > 0;
+        while !is_needed() && Instant::now() < end {
+            thread::yield_now();
+        }
+    }
+
+    /// Removes a run from those that threads can help with.
+    fn close(&self, queue: &mut Queue, team: &Arc<Team>) {
+        queue.teams.retain(|other| !Arc::ptr_eq(other, team));
+        self.open.store(queue.teams.len(), Ordering::Relaxed);
     }
 
     /// Calls for the next run, if any wait.
@@ -295,6 +343,16 @@ impl Shared {
         (!calls.is_empty()).then_some(calls)
     }
 
+    /// Number of threads that help with a run.
+    fn helpers(&self, tokens: usize) -> usize {
+        let queue = self.lock();
+        match tokens {
+            MIN_SHARED_TOKENS.. => queue.free(),
+            MIN_EASILY_SHARED_TOKENS.. => queue.free().min(queue.lingering),
+            _ => 0,
+        }
+    }
+
     /// Runs calls together and returns their outputs.
     fn lead(&self, mut calls: Vec<Call>, scratch: &mut Scratch) {
         for call in calls.extract_if(.., |call| !call.is_wanted()) {
@@ -307,12 +365,9 @@ impl Shared {
         calls.iter().for_each(|call| call.queued.begin());
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
-        let free = self.lock().free();
-        let tokens: usize = calls.iter().map(Call::tokens).sum();
-        let threads = match tokens {
-            ..MIN_SHARED_TOKENS => NonZeroUsize::MIN,
-            _ => NonZeroUsize::MIN.saturating_add(free),
-        };
+        let tokens = calls.iter().map(Call::tokens).sum();
+        let helpers = self.helpers(tokens);
+        let threads = NonZeroUsize::MIN.saturating_add(helpers);
         let run = self.model.program.pack(texts, threads, memory);
         let progress = |stage| Progress {
             tasks: run.tasks(stage),
@@ -322,9 +377,13 @@ impl Shared {
         let stages = self.model.program.stages.iter().map(progress).collect();
         let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
         if threads > NonZeroUsize::MIN {
-            self.lock().teams.push(Arc::clone(&team));
+            let mut queue = self.lock();
+            queue.teams.push(Arc::clone(&team));
+            self.open.store(queue.teams.len(), Ordering::Relaxed);
+            let asleep = helpers.saturating_sub(queue.lingering);
+            drop(queue);
             // A caller that leads keeps one thread asleep, whose place it has.
-            (1..threads.get()).for_each(|_| self.changed.notify_one());
+            (0..asleep).for_each(|_| self.changed.notify_one());
         }
         let is_long = calls.iter().any(|call| call.tokens() >= RUN_TOKENS);
         let mut left = if is_long { tokens } else { 0 };
@@ -337,7 +396,7 @@ impl Shared {
             }
             false
         });
-        self.lock().teams.retain(|other| !Arc::ptr_eq(other, &team));
+        self.close(&mut self.lock(), &team);
         let has_stopped = team.has_stopped.load(Ordering::Relaxed);
         let mut text = 0;
         for Call { texts, deadline, outputs, .. } in calls {
@@ -459,7 +518,7 @@ mod tests {
 
     #[test]
     fn short_calls_overtake_long_runs_within_bounds() {
-        let shared = Shared::new(model());
+        let shared = Shared::new(model(), NonZeroUsize::MIN);
         let short = MAX_SHORT_TOKENS;
         assert_eq!(led(&shared, [RUN_TOKENS, 5]), [true, true]);
         // Not taken: other long calls, calls just above the limit, and any calls during a short run.
@@ -473,7 +532,7 @@ mod tests {
     #[test]
     fn brief_calls_run_on_their_callers_thread_if_a_thread_is_idle() {
         let begun = |idle, leading_callers, queued: usize, tokens| {
-            let shared = Shared::new(model());
+            let shared = Shared::new(model(), NonZeroUsize::MIN);
             *shared.lock() = Queue { idle, leading_callers, ..Queue::default() };
             let _queued: Vec<_> = (0..queued).map(|_| add(&shared, 1)).collect();
             let (call, mut received) = call(tokens);
@@ -492,10 +551,51 @@ mod tests {
         assert!(!begun(1, 0, 1, 1), "others were first");
     }
 
+    /// Pauses are shorter or longer than threads linger.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+    async fn every_call_finds_a_thread_awake_or_asleep() {
+        const THREADS: NonZeroUsize = NonZeroUsize::new(2).unwrap();
+        let workers = Workers::start(model(), THREADS).unwrap();
+        let client = async |seed: usize| {
+            for number in 0..300 {
+                thread::sleep(LINGER * ((number * 7 + seed) % 5) as u32 / 3);
+                let tokens = 1 + (number * 5 + seed) % (2 * MIN_LED_TOKENS);
+                let (call, _) = call(tokens);
+                let outputs = workers.run(call.texts, Deadline::within(Duration::from_secs(30))).await;
+                assert_eq!(outputs.unwrap()[0][0].len(), tokens * WIDTH);
+            }
+        };
+        tokio::join!(client(0), client(1), client(2));
+        let (shared, began) = (&workers.shared, Instant::now());
+        let are_asleep = || {
+            let queue = shared.lock();
+            queue.idle == THREADS.get() && queue.lingering == 0
+        };
+        while !are_asleep() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{shared:?}");
+            thread::yield_now();
+        }
+        assert_eq!(shared.open.load(Ordering::Relaxed) + shared.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn threads_that_are_awake_help_with_shorter_runs() {
+        let helped = |idle, lingering, tokens| {
+            let shared = Shared::new(model(), NonZeroUsize::MIN);
+            *shared.lock() = Queue { idle, lingering, ..Queue::default() };
+            shared.helpers(tokens)
+        };
+        assert_eq!(helped(1, 0, MIN_SHARED_TOKENS - 1), 0);
+        assert_eq!(helped(1, 0, MIN_SHARED_TOKENS), 1);
+        assert_eq!(helped(3, 1, MIN_EASILY_SHARED_TOKENS), 1);
+        assert_eq!(helped(3, 1, MIN_EASILY_SHARED_TOKENS - 1), 0);
+        assert_eq!(helped(3, 1, MIN_SHARED_TOKENS), 3);
+    }
+
     /// Calls of one task would otherwise run one after another on its thread.
     #[tokio::test]
     async fn calls_that_arrive_together_are_queued() {
-        let workers = Workers { shared: Arc::new(Shared::new(model())) };
+        let workers = Workers { shared: Arc::new(Shared::new(model(), NonZeroUsize::MIN)) };
         workers.shared.lock().idle = 1;
         let token = Token { id: 0, type_id: 0, position: 0 };
         let text = || vec![Text { tokens: vec![token], attended: 1, labels: Arc::default() }];
