@@ -22,9 +22,15 @@ impl Numbers {
     #[inline(always)]
     pub fn resize(&mut self, len: usize, value: f32) {
         let first = self.len.min(len);
+        self.set_len(len);
+        self[first..].fill(value);
+    }
+
+    /// Changes the length; new numbers have any values.
+    #[inline(always)]
+    fn set_len(&mut self, len: usize) {
         self.lines.resize(len.div_ceil(LANES), Line::default());
         self.len = len;
-        self[first..].fill(value);
     }
 
     /// As [`Vec::clear`].
@@ -36,7 +42,7 @@ impl Numbers {
     #[inline(always)]
     pub fn extend_from_slice(&mut self, numbers: &[f32]) {
         let first = self.len;
-        self.resize(first + numbers.len(), 0.0);
+        self.set_len(first + numbers.len());
         self[first..].copy_from_slice(numbers);
     }
 }

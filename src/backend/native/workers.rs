@@ -299,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// Removes a run from those that threads can help with.
+    /// Ends help for a run.
     fn close(&self, queue: &mut Queue, team: &Arc<Team>) {
         queue.teams.retain(|other| !Arc::ptr_eq(other, team));
         self.open.store(queue.teams.len(), Ordering::Relaxed);
@@ -576,6 +576,36 @@ mod tests {
             thread::yield_now();
         }
         assert_eq!(shared.open.load(Ordering::Relaxed) + shared.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    /// Whether any of a model's threads stays awake after a run.
+    async fn linger_after_a_run(threads: usize) -> bool {
+        let workers = Workers::start(model(), NonZeroUsize::new(threads).unwrap()).unwrap();
+        let (began, mut lingered) = (Instant::now(), false);
+        for _ in 0..20 {
+            // Not brief: a thread leads it.
+            let (call, _) = call(MIN_LED_TOKENS);
+            workers.run(call.texts, Deadline::within(Duration::from_secs(30))).await.unwrap();
+            loop {
+                let (idle, lingering) = {
+                    let queue = workers.shared.lock();
+                    (queue.idle, queue.lingering)
+                };
+                lingered |= lingering > 0;
+                if idle == threads && lingering == 0 {
+                    break;
+                }
+                assert!(began.elapsed() < Duration::from_secs(30), "{:?}", workers.shared);
+                thread::yield_now();
+            }
+        }
+        lingered
+    }
+
+    #[tokio::test]
+    async fn one_of_several_threads_stays_awake_after_a_run() {
+        assert!(linger_after_a_run(2).await);
+        assert!(!linger_after_a_run(1).await, "nobody would be helped");
     }
 
     #[test]
