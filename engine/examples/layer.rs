@@ -12,7 +12,7 @@ mod random;
 use std::{env, num::NonZeroUsize, time::Instant};
 
 use kivu_engine::{
-    kernel::{COLUMNS, InstructionSet, LANES},
+    kernel::{COLUMNS, InstructionSet},
     program::{
         Activation, Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Index, Limits,
         Load, Per, Program, RowOperation, RowStage, Stage, Table, Value, View,
@@ -32,8 +32,8 @@ fn vectors(random: &mut fastrand::Rng, heads: usize) -> DistanceVectors {
         far => (2 * NEAR + distance.signum() * (NEAR + far / 4)) as u32,
     };
     let columns = (-FARTHEST..=FARTHEST).map(column).collect();
-    let shape = [heads, SIZE, 16 * LANES * 2 + COLUMNS + LANES];
-    let mut table = || Some(random::numbers(random, shape.iter().product()).into());
+    let shape = [heads, (4 * NEAR as usize).div_ceil(COLUMNS), SIZE];
+    let mut table = || Some(random::numbers(random, shape.iter().product::<usize>() * COLUMNS).into());
     let tables = DistanceTables { shape, keys: table(), queries: table() };
     let Some(vectors) = DistanceVectors::new(columns, tables) else { unreachable!("tables that fit") };
     vectors

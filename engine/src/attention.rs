@@ -111,7 +111,7 @@ impl Head {
         let padded = tokens.next_multiple_of(COLUMNS);
         let rows = if tokens <= MAX_ROWS { MAX_ROWS } else { QUERIES };
         let terms = match bias {
-            DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens, size),
+            DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens),
             DistanceBias::None | DistanceBias::Slopes(_) | DistanceBias::Values { .. } => 0,
         };
         tokens * (2 * size + Self::value_stride(size)) + padded * (size + rows) + terms
@@ -129,10 +129,6 @@ impl Head {
         let rows = std::mem::take(&mut self.keys);
         self.transpose_keys(kernel, Rows { values: &rows, stride: size }, keys, settings.scale);
         self.keys = rows;
-        if let Bias::Vectors(vectors) = settings.bias {
-            // Such models have no windows: a group has a score for each key.
-            self.terms.prepare(vectors, size, [self.queries.len() / size, keys]);
-        }
         let group = settings.group(self.queries.len() / size);
         let groups = self.queries.chunks(group * size).zip(out.chunks_mut(group * size));
         for ((queries, out), first_query) in groups.zip((0_usize..).step_by(group)) {
@@ -145,6 +141,7 @@ impl Head {
             let scores = &mut self.scores[..rows * padded];
             score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
             if let Bias::Vectors(vectors) = settings.bias {
+                // Such models have no windows: a group has a score for each key.
                 let place = (first_query, self.queries.len() / size);
                 self.terms.add(kernel, vectors, (queries, &self.keys, size), place, (&mut *scores, padded));
             }

@@ -4,9 +4,7 @@
 //! row, read backwards. A key's products belong to a score column: they are computed for a block of queries, and
 //! transposed. Far distances share vectors, whose products are computed once.
 //!
-//! The vectors for a text's distances are copied to panels first, since a table's rows are longer than what the cache
-//! holds of each. Groups of rows begin at multiples of [`QUERIES`] places in the panels, so that few columns are
-//! multiplied in vain.
+//! The tables are in panels of 32 distances, since the cache would hold little of each of their long rows.
 
 use std::ops::Range;
 
@@ -27,10 +25,6 @@ const _: () = assert!(BLOCK.is_multiple_of(QUERIES) && COLUMNS.is_multiple_of(QU
 /// Buffers for the terms of one head. Other heads reuse them.
 #[derive(Debug, Default)]
 pub(crate) struct DistanceTerms {
-    /// Vectors for a text's distances that queries, and that keys are multiplied by: panels of 32 columns.
-    panels: [Numbers; 2],
-    /// The tables' column with which the panels begin.
-    first_column: u32,
     /// Products of rows with a range of panels, before far distances are told apart.
     shared: Numbers,
     /// The same, with a column per distance.
@@ -69,38 +63,14 @@ impl<'a> HeadVectors<'a> {
 }
 
 impl DistanceTerms {
-    /// Buffer size for a text with `tokens` tokens and heads of `size` numbers, as a count of numbers.
-    pub(crate) fn numbers(tokens: usize, size: usize) -> usize {
-        let distances = 2 * tokens + COLUMNS;
-        2 * size * distances + 2 * QUERIES * (tokens + BLOCK + 2 * COLUMNS) + BLOCK * stride(tokens)
-    }
-
-    /// Copies the vectors for all distances between `queries` and `keys` tokens.
-    #[inline(always)]
-    pub(crate) fn prepare(&mut self, head: HeadVectors<'_>, size: usize, [queries, keys]: [usize; 2]) {
-        let columns = head.vectors.columns_of(1 - keys as isize..queries as isize);
-        let (Some(&first), Some(&last)) = (columns.first(), columns.last()) else { return };
-        self.first_column = first;
-        let count = ((last - first) as usize + 1).div_ceil(COLUMNS);
-        for (table, panels) in [head.keys, head.queries].into_iter().zip(&mut self.panels) {
-            let Some(table) = table else { continue };
-            panels.resize(count * COLUMNS * size, 0.0);
-            for (panel, column) in
-                panels.chunks_exact_mut(COLUMNS * size).zip((first as usize..).step_by(COLUMNS))
-            {
-                let rows = table.chunks_exact(head.vectors.width);
-                for (row, out) in rows.zip(panel.as_chunks_mut::<COLUMNS>().0) {
-                    if let Some(row) = row[column..].first_chunk() {
-                        *out = *row;
-                    }
-                }
-            }
-        }
+    /// Buffer size for a text with `tokens` tokens, as a count of numbers.
+    pub(crate) fn numbers(tokens: usize) -> usize {
+        2 * QUERIES * (tokens + BLOCK + 2 * COLUMNS) + BLOCK * stride(tokens)
     }
 
     /// Adds the terms of a group of queries to their scores for all keys, with `size` numbers each. The group begins
-    /// with the query at position `first`; groups follow each other from position 0, after [`prepare`](Self::prepare).
-    /// A row of scores has `padded` numbers.
+    /// with the query at position `first`; groups follow each other from position 0. A row of scores has `padded`
+    /// numbers.
     #[inline(always)]
     pub(crate) fn add<K: Kernel>(
         &mut self,
@@ -112,14 +82,16 @@ impl DistanceTerms {
     ) {
         let (rows, count) = (queries.len() / size, keys.len() / size);
         let stride = stride(count);
-        if head.queries.is_some() && first.is_multiple_of(BLOCK) {
+        if let Some(table) = head.queries
+            && first.is_multiple_of(BLOCK)
+        {
             let block = first..query_count.min(first + BLOCK);
-            self.multiply_keys(kernel, head.vectors, (keys, size), block);
+            self.multiply_keys(kernel, (head.vectors, table), (keys, size), block);
         }
-        if head.keys.is_some() {
+        if let Some(table) = head.keys {
             let distances = first as isize - count as isize + 1..(first + rows) as isize;
             let Products { width, offset } =
-                self.multiply(kernel, head.vectors, 0, (queries, size), distances);
+                self.multiply(kernel, (head.vectors, table), (queries, size), distances);
             for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
                 // From the first key on, distances fall.
                 let start = row * width + offset + row;
@@ -147,7 +119,7 @@ impl DistanceTerms {
     fn multiply_keys<K: Kernel>(
         &mut self,
         kernel: K,
-        vectors: &DistanceVectors,
+        table: (&DistanceVectors, &[f32]),
         (keys, size): (&[f32], usize),
         block: Range<usize>,
     ) {
@@ -161,7 +133,7 @@ impl DistanceTerms {
             let rows = end - start;
             let distances = block.start as isize - (end - 1) as isize..block.end as isize - start as isize;
             let keys = &keys[start * size..end * size];
-            let Products { width, offset } = self.multiply(kernel, vectors, 1, (keys, size), distances);
+            let Products { width, offset } = self.multiply(kernel, table, (keys, size), distances);
             for (query, out) in self.of_keys.chunks_exact_mut(stride).take(block.len()).enumerate() {
                 let products = &self.products[offset + query..];
                 let out = &mut out[start..end];
@@ -188,8 +160,7 @@ impl DistanceTerms {
     fn multiply<K: Kernel>(
         &mut self,
         kernel: K,
-        vectors: &DistanceVectors,
-        table: usize,
+        (vectors, table): (&DistanceVectors, &[f32]),
         (rows, size): (&[f32], usize),
         distances: Range<isize>,
     ) -> Products {
@@ -198,7 +169,7 @@ impl DistanceTerms {
             return Products { width: 1, offset: 0 };
         };
         let is_shared = ((last - first) as usize) + 1 < columns.len();
-        let [first, last] = [first, last].map(|column| (column - self.first_column) as usize);
+        let [first, last] = [first as usize, last as usize];
         let panels = first / COLUMNS..last / COLUMNS + 1;
         let (width, offset) = (panels.len() * COLUMNS, first % COLUMNS);
         let out = if is_shared { &mut self.shared } else { &mut self.products };
@@ -206,7 +177,7 @@ impl DistanceTerms {
         out.resize(row_count * width, 0.0);
         let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
         let sums = &mut sums[..row_count];
-        let values = &self.panels[table][panels.start * COLUMNS * size..];
+        let values = &table[panels.start * COLUMNS * size..];
         for (panel, column) in values.chunks_exact(COLUMNS * size).zip((0..width).step_by(COLUMNS)) {
             let part = Rows { values: panel, stride: COLUMNS };
             kernel.product(size, Rows { values: rows, stride: size }, part, sums);
@@ -255,7 +226,6 @@ mod tests {
             let Self(terms, head, queries, keys) = self;
             let (query_count, key_count) = (queries.len() / SIZE, keys.len() / SIZE);
             let mut out = vec![0.0; query_count * key_count];
-            terms.prepare(head, SIZE, [query_count, key_count]);
             let groups = queries.chunks(QUERIES * SIZE).zip(out.chunks_mut(QUERIES * key_count));
             for ((queries, scores), first) in groups.zip((0..).step_by(QUERIES)) {
                 terms.add(kernel, head, (queries, keys, SIZE), (first, query_count), (scores, key_count));
@@ -275,11 +245,11 @@ mod tests {
             far => distance.signum() * (near + (far - 1) / shared + 1),
         };
         let columns: Vec<u32> = (-299..=299).map(|distance| (bucket(distance) + 300) as u32).collect();
-        let width = 600 + COLUMNS;
-        let table = |seed| numbers(seed, HEADS * SIZE * width).into();
+        let panels = 600_usize.div_ceil(COLUMNS);
+        let table = |seed| numbers(seed, HEADS * panels * SIZE * COLUMNS).into();
         let [keys, queries] = sides;
         let tables = DistanceTables {
-            shape: [HEADS, SIZE, width],
+            shape: [HEADS, panels, SIZE],
             keys: keys.then(|| table(5)),
             queries: queries.then(|| table(6)),
         };
@@ -291,7 +261,8 @@ mod tests {
         let column = head.vectors.columns_of(distance..distance + 1)[0] as usize;
         let product = |table: Option<&[f32]>, vector: &[f32]| -> f64 {
             let Some(table) = table else { return 0.0 };
-            let factors = table[column..].iter().step_by(head.vectors.width).zip(vector);
+            let panel = &table[column / COLUMNS * SIZE * COLUMNS..][..SIZE * COLUMNS];
+            let factors = panel[column % COLUMNS..].iter().step_by(COLUMNS).zip(vector);
             factors.map(|(left, right)| f64::from(left * right)).sum()
         };
         product(head.keys, query) + product(head.queries, key)
@@ -337,13 +308,14 @@ mod tests {
             let keys = Some(numbers(1, length).into());
             DistanceVectors::new(columns.to_vec(), DistanceTables { shape, keys, queries: None }).is_some()
         };
-        assert!(new(&[0, 1, 1], [1, 1, 33], 33));
-        assert!(!new(&[0, 1, 1], [1, 1, 32], 32), "a product reads 32 columns from any on");
-        assert!(!new(&[0, 1, 1], [1, 1, 33], 32));
-        assert!(!new(&[0, 2, 2], [1, 1, 40], 40));
-        assert!(!new(&[1, 0, 0], [1, 1, 40], 40));
-        assert!(!new(&[0, 1], [1, 1, 40], 40));
-        assert!(!new(&[], [1, 1, 40], 40));
-        assert!(!new(&[0, 1, u32::MAX], [1, usize::MAX, 40], 40));
+        assert!(new(&[0, 1, 1], [1, 1, 1], 32));
+        assert!(!new(&[0, 1, 1], [1, 1, 1], 31));
+        assert!(!new(&[0, 2, 2], [1, 1, 1], 32));
+        assert!(!new(&[1, 0, 0], [1, 1, 1], 32));
+        assert!(!new(&[0, 1], [1, 1, 1], 32));
+        assert!(!new(&[], [1, 1, 1], 32));
+        assert!(new(&[31, 31, 32], [1, 2, 1], 64));
+        assert!(!new(&[31, 31, 32], [1, 1, 1], 32), "the last column is in the second panel");
+        assert!(!new(&[0, 1, u32::MAX], [1, usize::MAX, 2], 64));
     }
 }

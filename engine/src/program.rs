@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::{
     array::Array,
-    kernel::{LANES, Lanes, Sums},
+    kernel::{COLUMNS, LANES, Lanes, Sums},
     panels::Panels,
     rotary::Rotary,
 };
@@ -571,9 +571,7 @@ pub struct DistanceVectors {
     pub(crate) heads: usize,
     /// Numbers per vector.
     size: usize,
-    /// Columns in the tables, of which the last ones are padding.
-    pub(crate) width: usize,
-    /// Vectors that queries are multiplied by: for each head, a row per number of a query.
+    /// Vectors that queries are multiplied by: for each head panels of 32 columns, with a row per number of a query.
     pub(crate) keys: Option<Array<f32>>,
     /// Vectors that keys are multiplied by, in the same order.
     pub(crate) queries: Option<Array<f32>>,
@@ -582,7 +580,7 @@ pub struct DistanceVectors {
 /// Tables of distance vectors, and their shape.
 #[derive(Debug)]
 pub struct DistanceTables {
-    /// Heads, numbers per vector, columns.
+    /// Heads, panels of 32 columns, numbers per vector.
     pub shape: [usize; 3],
     /// Vectors that queries are multiplied by.
     pub keys: Option<Array<f32>>,
@@ -592,21 +590,21 @@ pub struct DistanceTables {
 
 impl DistanceVectors {
     /// Joins tables with the column of each distance. `None` if the columns do not rise by 0 or 1 per distance, from an
-    /// odd number of distances, or if a product would read beyond a table.
+    /// odd number of distances, or if a table does not have its shape, or not all columns.
     pub fn new(columns: Vec<u32>, tables: DistanceTables) -> Option<Self> {
-        let DistanceTables { shape: [heads, size, width], keys, queries } = tables;
+        let DistanceTables { shape: [heads, panels, size], keys, queries } = tables;
         let rises = columns.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|step| step <= 1));
-        let end = (*columns.last()? as usize).checked_add(2 * LANES)?;
-        let numbers = heads.checked_mul(size)?.checked_mul(width)?;
+        let last = *columns.last()? as usize;
+        let numbers = heads.checked_mul(panels)?.checked_mul(size)?.checked_mul(COLUMNS)?;
         let fits = |table: &Option<Array<f32>>| table.as_ref().is_none_or(|table| table.len() == numbers);
         let is_valid = rises
             && columns.len() % 2 == 1
-            && end <= width
+            && last / COLUMNS < panels
             && heads > 0
             && size > 0
             && fits(&keys)
             && fits(&queries);
-        is_valid.then_some(Self { columns, heads, size, width, keys, queries })
+        is_valid.then_some(Self { columns, heads, size, keys, queries })
     }
 
     /// Whether the tables are for this number of heads, and for heads of this size.

@@ -1,6 +1,6 @@
 //! DeBERTa's distance keys and queries as the native engine reads them: tables of columns, and each distance's column.
 
-use kivu_engine::kernel::LANES;
+use kivu_engine::kernel::COLUMNS;
 
 use super::{
     config::{Disentangled, EncoderConfig, Heads},
@@ -14,9 +14,6 @@ use crate::{
     quantize::transpose,
 };
 use kivu::error::Result;
-
-/// Columns that a product reads together, from any column on.
-const COLUMNS_PER_PRODUCT: usize = 2 * LANES;
 
 /// Values that all layers share, in graphs for the native engine.
 pub(super) struct DistanceTables {
@@ -75,8 +72,8 @@ impl DistanceTables {
         Ok(layers.graph.function("DisentangledAttention", inputs, |graph, inputs| self.body(graph, inputs)))
     }
 
-    /// A layer's table: by head, a row per number of a vector and a column per distance bucket; divided by the score
-    /// scale. The last columns are padding; an odd number of cache lines per row avoids conflicts in the cache.
+    /// A layer's table, divided by the score scale: by head, panels of 32 columns, with a row per number of a vector and a
+    /// column per distance bucket. The last columns are padding.
     fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side) -> Result<Value> {
         let (hidden, Heads { queries: heads, width, .. }) = (layers.hidden, self.heads);
         let name = format!("{attention}.{}", self.distances.projection(side));
@@ -86,15 +83,17 @@ impl DistanceTables {
         projected.iter_mut().for_each(|value| *value /= self.scale);
         let mut rows = self.distances.order(Order::Rising);
         rows.truncate(2 * self.distances.span() as usize);
-        let columns = ((rows.len() + COLUMNS_PER_PRODUCT).div_ceil(LANES) | 1) * LANES;
-        let mut values = Vec::with_capacity(heads * width * columns);
+        let panels = rows.len().div_ceil(COLUMNS);
+        let mut values = Vec::with_capacity(heads * panels * width * COLUMNS);
         for head in head_by_head(&projected, &rows, [heads, width]).chunks_exact(rows.len() * width) {
-            for row in transpose(head, width).chunks_exact(rows.len()) {
-                values.extend_from_slice(row);
-                values.resize(values.len() + columns - rows.len(), 0.0);
+            for vectors in head.chunks(COLUMNS * width) {
+                for row in transpose(vectors, width).chunks_exact(vectors.len() / width) {
+                    values.extend_from_slice(row);
+                    values.resize(values.len() + COLUMNS - row.len(), 0.0);
+                }
             }
         }
-        Ok(layers.graph.floats(&format!("{name}.columns"), &[heads, width, columns], &values))
+        Ok(layers.graph.floats(&format!("{name}.distances"), &[heads, panels, width, COLUMNS], &values))
     }
 
     /// Attention with the products of all tokens and distances, from which each pair's are gathered.
@@ -135,7 +134,10 @@ impl DistanceTables {
         let (zero, two) = (graph.integers("zero", &[0]), graph.integers("two", &[2]));
         let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
         let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])]);
-        let products = graph.node("MatMul", &[&tokens, table], vec![]);
+        let table = graph.node("Transpose", &[table], vec![integers("perm", &[0, 2, 1, 3])]);
+        let rows = graph.integers("rows", &[0, 0, -1]);
+        let table = graph.node("Reshape", &[&table, &rows], vec![]);
+        let products = graph.node("MatMul", &[&tokens, &table], vec![]);
         let outer = graph.node("Shape", &[&products], vec![]);
         let outer = graph.node("Slice", &[&outer, &zero, &two], vec![]);
         let inner = graph.node("Shape", &[places], vec![]);

@@ -2,6 +2,7 @@
 
 use kivu_engine::{
     array::Array,
+    kernel::COLUMNS,
     program::{
         Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId, View,
     },
@@ -150,15 +151,15 @@ impl<'a> Reader<'a> {
         let Some(name) = tables.iter().find(|name| !name.is_empty()) else { return Ok(None) };
         let side = |side: &i64| usize::try_from(*side).ok();
         let shape: Option<Vec<usize>> = self.tensor(name)?.dims.iter().map(side).collect();
-        let ([keys, queries], Some(columns), Some([heads, size, width])) =
+        let ([keys, queries], Some(columns), Some([heads, panels, size, COLUMNS])) =
             (tables, columns, shape.as_deref())
         else {
             return Ok(None);
         };
-        let length = heads.saturating_mul(*size).saturating_mul(*width);
+        let length = heads.saturating_mul(*panels).saturating_mul(*size).saturating_mul(COLUMNS);
         let table = |name: &str| if name.is_empty() { Ok(None) } else { self.array(name, length).map(Some) };
         let tables =
-            DistanceTables { shape: [*heads, *size, *width], keys: table(keys)?, queries: table(queries)? };
+            DistanceTables { shape: [*heads, *panels, *size], keys: table(keys)?, queries: table(queries)? };
         Ok(DistanceVectors::new(columns, tables))
     }
 
