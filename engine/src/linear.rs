@@ -23,6 +23,9 @@ pub(crate) struct Quantized {
     part: Box<Part>,
 }
 
+/// Blocks of a panel between weights and prefetched ones: 8 KiB.
+const PREFETCH_DISTANCE: usize = 128;
+
 /// Results of [`MAX_TILE_ROWS`] rows and a pair of panels, aligned so that a register never spans two cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -72,6 +75,7 @@ impl KernelFn for Product<'_> {
         const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
         quantize(kernel, input, layer, scratch);
         let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
+        let prefetch = Prefetch::new(blocks, layer.block / GROUP);
         let width = panels.len() * LANES;
         let Quantized { ranges, activations, part, .. } = scratch;
         let Part { sums, totals } = &mut **part;
@@ -90,6 +94,7 @@ impl KernelFn for Product<'_> {
                         rows: &[],
                         ranges: &[],
                         panels: [weights(layer, places[0]), weights(layer, places[1])],
+                        prefetch_distance: prefetch.distance(block),
                         scales: [&layer.scales[places[0]], &layer.scales[places[1]]],
                         bias: (block == 0).then(|| [&layer.bias[left], &layer.bias[right]]),
                     };
@@ -112,6 +117,35 @@ impl KernelFn for Product<'_> {
                 }
             }
         }
+    }
+}
+
+/// Which weights are prefetched: those of an input block about [`PREFETCH_DISTANCE`] later, in the order of use. Pairs of
+/// panels follow each other; the second panel of a pair is in memory between the first and the next pair.
+struct Prefetch {
+    /// Input blocks per panel.
+    blocks: usize,
+    /// Blocks of weights per input block.
+    depth: usize,
+    /// Whole pairs between weights and prefetched ones.
+    pairs: usize,
+    /// Input blocks in addition to the pairs.
+    rest: usize,
+}
+
+impl Prefetch {
+    #[inline(always)]
+    fn new(blocks: usize, depth: usize) -> Self {
+        let later = ((PREFETCH_DISTANCE + depth / 2) / depth).max(1);
+        Self { blocks, depth, pairs: later / blocks, rest: later % blocks }
+    }
+
+    /// [`ScaledTile::prefetch_distance`] for an input block.
+    #[inline(always)]
+    fn distance(&self, block: usize) -> usize {
+        let Self { blocks, depth, pairs, rest } = *self;
+        let skipped = if block + rest < blocks { 2 * pairs } else { 2 * pairs + 1 };
+        (skipped * blocks + rest) * depth
     }
 }
 
@@ -414,6 +448,24 @@ mod tests {
                     .collect();
                 assert_eq!(rows, [true, false, true], "{invalid}, {instructions}");
                 assert!(out[PANELS * LANES..2 * PANELS * LANES].iter().all(|value| value.is_nan()));
+            }
+        }
+    }
+
+    #[test]
+    fn prefetched_weights_are_those_used_next() {
+        for (blocks, depth) in [(1, 8), (1, 96), (1, 600), (2, 48), (4, 48), (4, 96), (7, 20), (16, 8)] {
+            // The left panels' blocks in the order of use, as places in memory.
+            let left = |at: usize| (at / blocks * 2 * blocks + at % blocks) * depth;
+            let prefetch = Prefetch::new(blocks, depth);
+            let later = (1..).find(|later| left(*later) - left(0) == prefetch.distance(0)).unwrap();
+            assert!(
+                later == 1 || (later * depth).abs_diff(PREFETCH_DISTANCE) <= depth / 2,
+                "{blocks} blocks of {depth}: {later}"
+            );
+            for at in 0..3 * blocks {
+                let found = left(at) + prefetch.distance(at % blocks);
+                assert_eq!(found, left(at + later), "{blocks} blocks of {depth}, {at}");
             }
         }
     }

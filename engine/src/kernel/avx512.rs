@@ -13,9 +13,6 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512Vnni(());
 
-/// Prefetch distance in panel blocks: 8 KiB.
-const PREFETCHED_BLOCKS: usize = 128;
-
 impl Avx512Vnni {
     /// The kernel, or `None` if this processor lacks its features.
     pub fn new() -> Option<Self> {
@@ -147,7 +144,7 @@ pub(super) fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &m
         let rows = &rows[index * part * size..];
         // SAFETY: the row length was asserted.
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            multiply::<R, true>((rows, size), panels, |sums| {
+            multiply::<R, false, false>((rows, size), panels, 0, |sums| {
                 for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
                     // `Sums` is 64 bytes long, as is a register.
                     _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums);
@@ -169,6 +166,7 @@ pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
     assert_eq!(tile.ranges.len(), totals.len(), "expected a range per row");
     let size = row_size::<K>(tile.panels[0].blocks.len() * GROUP);
     let part = part(totals.len(), MAX_ROWS);
+    let is_divided = part < totals.len();
     let parts = tile.ranges.chunks(part).zip(totals.chunks_mut(part));
     for (index, (ranges, totals)) in parts.enumerate() {
         let tile = ScaledTile { rows: &tile.rows[index * part * size..], ranges, ..*tile };
@@ -178,9 +176,12 @@ pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
         });
         // SAFETY: the row length was asserted.
         with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            match index {
-                0 => add_rows::<R, true>(kernel, (&tile, size), totals, out),
-                _ => add_rows::<R, false>(kernel, (&tile, size), totals, out),
+            // More lines at once than the cache requests at a time would stall.
+            match (index, is_divided) {
+                (0, false) => add_rows::<R, true, true>(kernel, (&tile, size), totals, out),
+                (0, true) => add_rows::<R, true, false>(kernel, (&tile, size), totals, out),
+                (1, _) => add_rows::<R, false, true>(kernel, (&tile, size), totals, out),
+                _ => add_rows::<R, false, false>(kernel, (&tile, size), totals, out),
             }
         });
     }
@@ -189,7 +190,7 @@ pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
 /// # Safety
 /// The tile has `R` rows of `size` bytes, each with one activation per input in the panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_rows<const R: usize, const PREFETCHES: bool>(
+unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
     kernel: impl Kernel<F32x16 = __m512>,
     (tile, size): (&ScaledTile<'_>, usize),
     totals: &mut [[Lanes; 2]; R],
@@ -206,32 +207,33 @@ unsafe fn add_rows<const R: usize, const PREFETCHES: bool>(
             }
         }
     };
+    let panels = [tile.panels[0].blocks, tile.panels[1].blocks];
     // SAFETY: per this function's contract.
-    unsafe {
-        multiply::<R, PREFETCHES>((tile.rows, size), [tile.panels[0].blocks, tile.panels[1].blocks], add)
-    }
+    unsafe { multiply::<R, LEFT, RIGHT>((tile.rows, size), panels, tile.prefetch_distance, add) }
 }
 
-/// Calls `finish` with the sums of `R` rows, in registers. Later rows find the blocks that the first ones prefetch.
+/// Calls `finish` with the sums of `R` rows, in registers. Prefetches the weights that are `distance` blocks after those
+/// of the left panel, and of the right one.
 ///
 /// # Safety
 /// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
+unsafe fn multiply<const R: usize, const LEFT: bool, const RIGHT: bool>(
     (rows, size): (&[u8], usize),
     [left, right]: [&[Block]; 2],
+    distance: usize,
     finish: impl FnOnce(&[[__m512i; 2]; R]),
 ) {
     let mut sums = [[_mm512_setzero_si512(); 2]; R];
     // SAFETY: a block is 64 bytes long, as is a register. Any address may be prefetched.
-    let load = |block: &Block| unsafe {
-        if PREFETCHES {
-            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+    let load = |block: &Block, prefetches: bool| unsafe {
+        if prefetches {
+            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(distance).cast());
         }
         _mm512_loadu_si512((&raw const *block).cast())
     };
     for (step, (left, right)) in left.iter().zip(right).enumerate() {
-        let (left, right) = (load(left), load(right));
+        let (left, right) = (load(left, LEFT), load(right, RIGHT));
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: per this function's contract.
             let group = unsafe { rows.as_ptr().add(r * size + step * GROUP).cast::<i32>().read_unaligned() };

@@ -109,6 +109,8 @@ pub struct ScaledTile<'a> {
     pub ranges: &'a [RowRange],
     /// The weights.
     pub panels: [Panel<'a>; 2],
+    /// From each panel's weights to those that a kernel may prefetch meanwhile, in blocks; maybe beyond the last one.
+    pub prefetch_distance: usize,
     /// A scale per column.
     pub scales: [&'a Lanes; 2],
     /// What the products are added to, the same for all rows; `None` for the earlier totals.

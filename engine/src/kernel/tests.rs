@@ -228,7 +228,7 @@ impl KernelFn for Scaled {
                 // The last tile gets all remaining ranges, so that ranges that do not fit are refused.
                 let end = if range.end == tile.row_count { ranges.len() } else { range.end };
                 let (scales, ranges) = ([left, right], &ranges[range.start..end]);
-                let tile = ScaledTile { rows, ranges, panels, scales, bias };
+                let tile = ScaledTile { rows, ranges, panels, prefetch_distance: 0, scales, bias };
                 let values = &mut values[range.start * stride..];
                 let out = is_last.then_some(RowsMut { values, stride: *stride });
                 kernel.add_tile(&tile, &mut sums[range.clone()], &mut totals[range], out);

@@ -8,11 +8,8 @@ use crate::kernel::{
     Block, GROUP, KernelFn, LANES, Lanes, RowsMut, ScaledTile, Sums, part, totals::Totals, with_row_count,
 };
 
-/// Prefetch distance in panel blocks: 8 KiB.
-const PREFETCHED_BLOCKS: usize = 128;
-
 /// Implements [`Int8Products`] with a function `multiply`, which has a form for each row count in a list. The first
-/// rows of a tile prefetch weights; the others find them in the cache.
+/// rows of a tile prefetch later weights.
 macro_rules! byte_products {
     ($name:ident, $features:literal, $detected:expr, [$($number:literal)*]) => {
         impl $name {
@@ -41,7 +38,7 @@ macro_rules! byte_products {
                     }
                 };
                 // SAFETY: per this function's contract.
-                unsafe { Self::multiply::<R, PREFETCHES>(rows, blocks, add) };
+                unsafe { Self::multiply::<R, PREFETCHES>(rows, (blocks, tile.prefetch_distance), add) };
             }
         }
 
@@ -70,11 +67,7 @@ macro_rules! byte_products {
                     let rows = &rows[i * part * blocks.len() * GROUP..];
                     // SAFETY: per this function's contract.
                     with_row_count!(out, R in $($number)* => unsafe {
-                        let finish = |sums: &[[__m256i; 2]; R]| store(sums, n, out);
-                        match i {
-                            0 => Self::multiply::<R, true>(rows, blocks, finish),
-                            _ => Self::multiply::<R, false>(rows, blocks, finish),
-                        }
+                        Self::multiply::<R, false>(rows, (blocks, 0), |sums| store(sums, n, out));
                     });
                 }
             }
@@ -120,13 +113,13 @@ impl Vnni {
     #[target_feature(enable = "avx2,fma,avxvnni")]
     unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
         rows: &[u8],
-        blocks: &[Block],
+        (blocks, distance): (&[Block], usize),
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let mut sums = [[_mm256_setzero_si256(); 2]; R];
         let rows: [*const u8; R] = from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
         for (step, block) in blocks.iter().enumerate() {
-            let weights = load::<PREFETCHES>(block);
+            let weights = load::<PREFETCHES>(block, distance);
             for (row, sums) in rows.iter().zip(&mut sums) {
                 // SAFETY: per this function's contract.
                 let group = unsafe { broadcast(*row, step) };
@@ -159,7 +152,7 @@ impl Maddubs {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
         rows: &[u8],
-        blocks: &[Block],
+        (blocks, distance): (&[Block], usize),
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let (steps, rest) = blocks.as_chunks();
@@ -168,7 +161,7 @@ impl Maddubs {
         let rows: [*const u8; R] = from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
         let ones = _mm256_set1_epi16(1);
         for (step, blocks) in steps.iter().enumerate() {
-            let weights: [_; STEP] = blocks.each_ref().map(|block| load::<PREFETCHES>(block));
+            let weights: [_; STEP] = blocks.each_ref().map(|block| load::<PREFETCHES>(block, distance));
             for (row, sums) in rows.iter().zip(&mut sums) {
                 // SAFETY: per this function's contract.
                 let [a, b] = from_fn(|n| unsafe { broadcast(*row, STEP * step + n) });
@@ -183,14 +176,14 @@ impl Maddubs {
     }
 }
 
-/// Loads a block; may prefetch a later one.
+/// Loads a block; may prefetch the one that is `distance` blocks after it.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn load<const PREFETCHES: bool>(block: &Block) -> [__m256i; 2] {
+fn load<const PREFETCHES: bool>(block: &Block, distance: usize) -> [__m256i; 2] {
     // SAFETY: half a block is 32 bytes long, as is a register. Any address may be prefetched.
     unsafe {
         if PREFETCHES {
-            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(PREFETCHED_BLOCKS).cast());
+            _mm_prefetch::<_MM_HINT_T0>((&raw const *block).wrapping_add(distance).cast());
         }
         halves(block).map(|half| _mm256_loadu_si256(half.as_ptr().cast()))
     }
