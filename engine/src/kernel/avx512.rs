@@ -176,7 +176,8 @@ pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
         });
         // SAFETY: the row length was asserted.
         with_row_count!(totals, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            // More lines at once than the cache requests at a time would stall.
+            // The first two parts prefetch for a panel each: more lines at once than the cache requests at a time
+            // would stall.
             match (index, is_divided) {
                 (0, false) => add_rows::<R, true, true>(kernel, (&tile, size), totals, out),
                 (0, true) => add_rows::<R, true, false>(kernel, (&tile, size), totals, out),
