@@ -4,7 +4,7 @@
 //! row, read backwards. A key's products belong to a score column: they are computed for a block of queries, and
 //! transposed. Far distances share vectors, whose products are computed once.
 //!
-//! The tables are in panels of 32 distances, since the cache would hold little of each of their long rows.
+//! Tables are stored in panels of 32 columns, which a product reads from beginning to end.
 
 use std::ops::Range;
 

@@ -120,8 +120,8 @@ impl KernelFn for Product<'_> {
     }
 }
 
-/// Which weights are prefetched: those of an input block about [`PREFETCH_DISTANCE`] later, in the order of use. Pairs of
-/// panels follow each other; the second panel of a pair is in memory between the first and the next pair.
+/// Prefetches an input block about [`PREFETCH_DISTANCE`] later, in the order in which products read the weights. Two panels
+/// are multiplied together, so what follows a panel is two panels later in memory.
 struct Prefetch {
     /// Input blocks per panel.
     blocks: usize,
@@ -458,7 +458,8 @@ mod tests {
             // The left panels' blocks in the order of use, as places in memory.
             let left = |at: usize| (at / blocks * 2 * blocks + at % blocks) * depth;
             let prefetch = Prefetch::new(blocks, depth);
-            let later = (1..).find(|later| left(*later) - left(0) == prefetch.distance(0)).unwrap();
+            let later =
+                (1..=PREFETCH_DISTANCE).find(|later| left(*later) - left(0) == prefetch.distance(0)).unwrap();
             assert!(
                 later == 1 || (later * depth).abs_diff(PREFETCH_DISTANCE) <= depth / 2,
                 "{blocks} blocks of {depth}: {later}"

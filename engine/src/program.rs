@@ -571,7 +571,7 @@ pub struct DistanceVectors {
     pub(crate) heads: usize,
     /// Numbers per vector.
     size: usize,
-    /// Vectors that queries are multiplied by: for each head panels of 32 columns, with a row per number of a query.
+    /// Vectors that queries are multiplied by: for each head, panels with a row per number and 32 columns.
     pub(crate) keys: Option<Array<f32>>,
     /// Vectors that keys are multiplied by, in the same order.
     pub(crate) queries: Option<Array<f32>>,
@@ -589,8 +589,8 @@ pub struct DistanceTables {
 }
 
 impl DistanceVectors {
-    /// Joins tables with the column of each distance. `None` if the columns do not rise by 0 or 1 per distance, from an
-    /// odd number of distances, or if a table does not have its shape, or not all columns.
+    /// Joins tables with each distance's column. `None` unless columns rise by 0 or 1 per distance, distances are odd in
+    /// number, and tables have their shape and all columns.
     pub fn new(columns: Vec<u32>, tables: DistanceTables) -> Option<Self> {
         let DistanceTables { shape: [heads, panels, size], keys, queries } = tables;
         let rises = columns.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|step| step <= 1));

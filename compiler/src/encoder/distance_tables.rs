@@ -72,8 +72,8 @@ impl DistanceTables {
         Ok(layers.graph.function("DisentangledAttention", inputs, |graph, inputs| self.body(graph, inputs)))
     }
 
-    /// A layer's table, divided by the score scale: by head, panels of 32 columns, with a row per number of a vector and a
-    /// column per distance bucket. The last columns are padding.
+    /// A layer's table, divided by the score scale: for each head, panels with a row per number and 32 columns, one per
+    /// distance bucket. The last columns are padding.
     fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side) -> Result<Value> {
         let (hidden, Heads { queries: heads, width, .. }) = (layers.hidden, self.heads);
         let name = format!("{attention}.{}", self.distances.projection(side));

@@ -213,8 +213,8 @@ unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
     unsafe { multiply::<R, LEFT, RIGHT>((tile.rows, size), panels, tile.prefetch_distance, add) }
 }
 
-/// Calls `finish` with the sums of `R` rows, in registers. Prefetches the weights that are `distance` blocks after those
-/// of the left panel, and of the right one.
+/// Calls `finish` with the sums of `R` rows, in registers. Prefetches `distance` blocks ahead, in the left panel, in
+/// the right one, or in both.
 ///
 /// # Safety
 /// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.

@@ -109,7 +109,7 @@ pub struct ScaledTile<'a> {
     pub ranges: &'a [RowRange],
     /// The weights.
     pub panels: [Panel<'a>; 2],
-    /// From each panel's weights to those that a kernel may prefetch meanwhile, in blocks; maybe beyond the last one.
+    /// Distance in blocks from each panel's weights to later ones, which a kernel may prefetch, even beyond the last panel.
     pub prefetch_distance: usize,
     /// A scale per column.
     pub scales: [&'a Lanes; 2],
